@@ -1,0 +1,281 @@
+"""The static graph that models build and backends compile: values, nodes, parameters, states.
+
+A graph knows no device and no compiler; building one needs NumPy alone. Every shape is static. Ops (``poptransformer.ops``)
+add nodes through `Graph.add_node`; each op infers the shapes and dtypes of its results when it is built, so a wrong
+argument is refused here, with the name of the layer that gave it.
+
+    graph = Graph("double")
+    x = graph.input("x", (2, 3), np.float32)
+    graph.output("y", x + x)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from poptransformer.errors import UserError
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a value: what an op's rule takes and gives."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def rank(self):
+        return len(self.shape)
+
+    @property
+    def num_bytes(self):
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __str__(self):
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+@dataclasses.dataclass(eq=False)
+class Parameter:
+    """A weight: what it is called, its shape on one rank, how it is cut over ranks, and how to get it.
+
+    Attributes:
+      name: the name the model gives it, e.g. ``transformer.h.0.attn.c_attn.weight``.
+      shape, dtype: as the graph sees it.
+      shard: "column", "row", "vocab" or None (each rank holds it whole).
+      load: a function without arguments that reads the array when a backend asks for it; set by the model.
+      init: how random weights are drawn, "normal" (deviation 0.02), "ones" or "zeros"; used where `load` is None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    shard: str | None = None
+    load: Callable[[], np.ndarray] | None = None
+    init: str = "normal"
+
+    @property
+    def spec(self):
+        return Spec(self.shape, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class State:
+    """A tensor that stays on the device from one run to the next (a KV cache). It starts as zeros."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def spec(self):
+        return Spec(self.shape, self.dtype)
+
+
+class Value:
+    """A tensor in a graph: the result of a node, or an input, parameter, state or constant."""
+
+    __slots__ = ("graph", "name", "spec", "stage")
+    __array_ufunc__ = None  # so that `numpy_array * value` asks Value instead of taking it for an object scalar
+
+    def __init__(self, graph: Graph, name: str, spec: Spec, stage: int):
+        self.graph, self.name, self.spec, self.stage = graph, name, spec, stage
+
+    @property
+    def shape(self):
+        return self.spec.shape
+
+    @property
+    def dtype(self):
+        return self.spec.dtype
+
+    @property
+    def rank(self):
+        return len(self.spec.shape)
+
+    def __repr__(self):
+        return f"Value({self.name}: {self.spec})"
+
+    # `elementwise` fills in the arithmetic operators (+, -, *, /, comparisons), so that layers read as their equations.
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One op applied to values. `attributes` are Python values fixed when the graph is built."""
+
+    op: str
+    inputs: tuple[Value | None, ...]  # None: an optional input that was left out
+    attributes: dict
+    outputs: tuple[Value, ...] = ()
+    scope: str = ""
+    stage: int = 0
+
+
+class Graph:
+    """A list of nodes in execution order, with its inputs, parameters, states and outputs.
+
+    A graph with a parent is the body of a `loop`: it may use values of the graphs around it; its parameters, states and
+    constants are registered with the outermost graph.
+    """
+
+    def __init__(self, name: str, parent: Graph | None = None):
+        self.name = name
+        self.parent = parent
+        self.nodes: list[Node] = []
+        self.inputs: dict[str, Value] = {}
+        self.outputs: dict[str, Value] = {}
+        self.parameters: dict[str, tuple[Parameter, Value]] = {}
+        self.states: dict[str, tuple[State, Value]] = {}
+        self.state_updates: dict[str, Value] = {}
+        self.constants: dict[Value, np.ndarray] = {}
+        self._scopes: list[str] = list(parent._scopes) if parent else []
+        self._stage = parent._stage if parent else 0
+        self._names: dict[str, int] = parent._names if parent else {}  # how often each was given
+
+    # ---- what a graph is made of
+
+    @property
+    def root(self) -> Graph:
+        return self.parent.root if self.parent else self
+
+    @property
+    def depth(self) -> int:
+        return self.parent.depth + 1 if self.parent else 0
+
+    def input(self, name: str, shape: Sequence[int], dtype) -> Value:
+        """Declare a tensor that is given anew for each run."""
+        if name in self.inputs:
+            raise UserError(f"graph {self.name!r} already has an input {name!r}")
+        self.inputs[name] = self._value(name, Spec(tuple(shape), dtype))
+        return self.inputs[name]
+
+    def parameter(self, parameter: Parameter) -> Value:
+        """Return the value of a weight; asking twice for the same Parameter (a tied weight) gives the same value."""
+        return self.root._register(self.root.parameters, parameter)
+
+    def state(self, state: State) -> Value:
+        """Return what a state holds when the run begins."""
+        return self.root._register(self.root.states, state)
+
+    def update_state(self, state: State, value: Value) -> None:
+        """Say what a state holds when the run ends. Without an update it keeps what it held."""
+        root = self.root
+        root._register(root.states, state)
+        if self is not root:
+            raise UserError(f"state {state.name!r} is updated inside a loop body; carry it through the loop instead")
+        if value.spec != state.spec:
+            raise UserError(f"state {state.name!r} holds {state.spec}, its update is {value.spec}")
+        root.state_updates[state.name] = value
+
+    def constant(self, array, dtype=None) -> Value:
+        """Put an array (or a number) into the graph."""
+        root = self.root
+        array = np.asarray(array, dtype=dtype)
+        if dtype is None and array.dtype == np.float64:
+            array = array.astype(np.float32)
+        if dtype is None and array.dtype == np.int64:
+            array = array.astype(np.int32)
+        value = root._value("constant", Spec(array.shape, array.dtype))
+        root.constants[value] = array
+        return value
+
+    def output(self, name: str, value: Value) -> None:
+        """Name a value that a run returns."""
+        if name in self.outputs:
+            raise UserError(f"graph {self.name!r} already has an output {name!r}")
+        self.outputs[name] = value
+
+    def add_node(self, op: str, inputs: Sequence[Value | None], results: Sequence[Spec], attributes: dict):
+        """Append a node whose results have the given specs; `poptransformer.ops` calls this. Returns a tuple of Values."""
+        for value in inputs:
+            if value is not None and not self._sees(value.graph):
+                raise UserError(f"{self.where(op)}: {value.name} belongs to graph {value.graph.name!r}, not {self.name!r}")
+        node = Node(op, tuple(inputs), attributes, scope=self.scope_name, stage=self._stage)
+        node.outputs = tuple(self._value(f"{self.scope_name}/{op}".lstrip("/"), spec) for spec in results)
+        self.nodes.append(node)
+        return node.outputs
+
+    # ---- names and placement
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Name the layer that the nodes added inside belong to; shown in errors and in saved graphs."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    @property
+    def scope_name(self) -> str:
+        return self._scopes[-1] if self._scopes else ""
+
+    @contextlib.contextmanager
+    def stage(self, index: int) -> Iterator[None]:
+        """Place the nodes added inside on stage `index` (a device, or a group of tensor-parallel devices)."""
+        before, self._stage = self._stage, index
+        try:
+            yield
+        finally:
+            self._stage = before
+
+    def where(self, op: str) -> str:
+        """Layer and op, as error messages name them."""
+        return f"{self.scope_name}: {op}" if self.scope_name else op
+
+    # ---- reading
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes in execution order, those of loop bodies included."""
+        for node in self.nodes:
+            yield node
+            for attribute in node.attributes.values():
+                if isinstance(attribute, Graph):
+                    yield from attribute.walk()
+
+    def parameter_bytes_read(self) -> int:
+        """Bytes of parameters that one run (one step of a loop) reads: each once, tables that are only looked up not at all."""
+        read = {
+            value
+            for node in self.walk()
+            for place, value in enumerate(node.inputs)
+            if value is not None and not (node.op == "gather" and place == 0)
+        }
+        return sum(parameter.spec.num_bytes for parameter, value in self.parameters.values() if value in read)
+
+    def save_onnx(self, path) -> None:
+        """Write the graph (without weights) as an ONNX file, to be looked at in Netron. Needs the package `onnx`."""
+        from poptransformer.onnx_writer import save_onnx
+
+        save_onnx(self, path)
+
+    def _sees(self, other: Graph) -> bool:
+        return other is self or (self.parent is not None and self.parent._sees(other))
+
+    def _value(self, name: str, spec: Spec) -> Value:
+        unique = name
+        while unique in self._names:
+            self._names[name] += 1
+            unique = f"{name}:{self._names[name]}"
+        self._names[unique] = 0
+        return Value(self, unique, spec, self._stage)
+
+    def _register(self, table, item):
+        known, value = table.get(item.name, (item, None))
+        if known is not item:
+            raise UserError(f"graph {self.name!r}: two different things are called {item.name!r}")
+        if value is None:
+            value = self._value(item.name, item.spec)
+            table[item.name] = (item, value)
+        return value

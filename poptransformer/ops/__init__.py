@@ -1,0 +1,56 @@
+"""The op set. One file a family: signature, shape and dtype rule, NumPy reference."""
+
+from poptransformer.ops.attention import attention
+from poptransformer.ops.elementwise import (
+    add,
+    cast,
+    div,
+    equal,
+    exp,
+    gelu,
+    gelu_tanh,
+    greater,
+    greater_equal,
+    less,
+    less_equal,
+    log,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    relu,
+    select,
+    sigmoid,
+    silu,
+    sqrt,
+    sub,
+    tanh,
+)
+from poptransformer.ops.layer_norm import layer_norm
+from poptransformer.ops.linear import linear, matmul
+from poptransformer.ops.loop import loop
+from poptransformer.ops.op import OPS
+from poptransformer.ops.reduce import argmax, reduce_any, reduce_max, reduce_sum
+from poptransformer.ops.sample import mark_tokens, repetition_penalty, sample
+from poptransformer.ops.shape import (
+    broadcast_to,
+    concat,
+    dynamic_update,
+    gather,
+    reshape,
+    slice_axis,
+    split,
+    transpose,
+)
+from poptransformer.ops.softmax import softmax, token_log_prob
+
+__all__ = [
+    "OPS", "add", "argmax", "attention", "broadcast_to", "cast", "concat", "div", "dynamic_update", "equal", "exp",
+    "gather", "gelu", "gelu_tanh", "greater", "greater_equal", "layer_norm", "less", "less_equal", "linear", "log",
+    "logical_and", "logical_not", "logical_or", "loop", "mark_tokens", "matmul", "maximum", "minimum", "mul", "neg",
+    "reduce_any", "reduce_max", "reduce_sum", "relu", "repetition_penalty", "reshape", "sample", "select", "sigmoid",
+    "silu", "slice_axis", "softmax", "split", "sqrt", "sub", "tanh", "token_log_prob", "transpose",
+]  # fmt: skip
