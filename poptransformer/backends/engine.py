@@ -1,0 +1,131 @@
+"""What a backend is: an Engine that holds weights and states on a device and runs graphs by name.
+
+    engine = XlaEngine(platform="cpu")
+    engine.load(parameters)
+    engine.compile("decode", graph)
+    outputs = engine.run("decode", {"token": ...})
+
+All graphs of an engine share its parameters and states. Calls are not thread-safe; Session queues them.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from poptransformer.errors import UserError
+from poptransformer.graph import Graph, Parameter, State
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceInfo:
+    """What a report says about where the graphs run.
+
+    Attributes:
+      platform: "cpu", "cuda", "tpu", ... or "numpy".
+      name: the device in words.
+      custom_ops: the kernels of this project that are in use, in words.
+    """
+
+    platform: str
+    name: str
+    custom_ops: str
+
+
+class Engine(abc.ABC):
+    """Base of the backends: bookkeeping that all share, and the four things that each does its own way."""
+
+    def __init__(self):
+        self.graphs: dict[str, Graph] = {}
+        self._state_specs: dict[str, State] = {}
+        self._parameter_names: set[str] = set()
+
+    @property
+    @abc.abstractmethod
+    def device_info(self) -> DeviceInfo:
+        """Where the graphs run."""
+
+    def memory_bandwidth_gb_per_s(self) -> float | None:
+        """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
+        return None
+
+    def load(self, parameters: Iterable[Parameter], progress=None) -> None:
+        """Put weights on the device, one at a time. `progress`, if given, is called with each Parameter once it is there."""
+        for parameter in parameters:
+            if parameter.name not in self._parameter_names:
+                self._load_one(parameter)
+                self._parameter_names.add(parameter.name)
+            if progress:
+                progress(parameter)
+
+    def compile(self, name: str, graph: Graph) -> None:
+        """Make a graph ready to run under a name. States it brings in start as zeros; those already there stay."""
+        if name in self.graphs:
+            raise UserError(f"a graph called {name!r} is already compiled")
+        for state, _ in graph.states.values():
+            known = self._state_specs.get(state.name)
+            if known and known.spec != state.spec:
+                raise UserError(f"state {state.name!r} is {known.spec} in one graph and {state.spec} in another")
+        lacking = sorted(set(graph.parameters) - self._parameter_names)
+        if lacking:
+            raise UserError(f"graph {name!r} uses {len(lacking)} parameters that are not loaded: {', '.join(lacking[:5])}")
+        fresh = [state for state, _ in graph.states.values() if state.name not in self._state_specs]
+        self._compile_one(name, graph)
+        self._create_states(fresh)
+        self._state_specs.update((state.name, state) for state in fresh)
+        self.graphs[name] = graph
+
+    def run(self, name: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run a graph: inputs by name, states updated in place, outputs as NumPy arrays.
+
+        If the run is broken off (Ctrl-C, device error) the states are zeros again before the exception goes on.
+        """
+        if name not in self.graphs:
+            raise UserError(f"no graph {name!r} is compiled; compiled: {', '.join(self.graphs) or 'none'}")
+        arrays = {}
+        declared = self.graphs[name].inputs
+        if set(declared) != set(inputs):
+            raise UserError(f"graph {name!r} takes inputs {sorted(declared)}, given are {sorted(inputs)}")
+        for key, value in declared.items():
+            array = np.asarray(inputs[key])
+            if array.shape != value.shape or array.dtype != value.dtype:
+                raise UserError(f"graph {name!r}: input {key!r} is {value.spec}, given is {array.dtype}{list(array.shape)}")
+            arrays[key] = array
+        try:
+            return self._run_one(name, arrays)
+        except BaseException:
+            self.reset_states()
+            raise
+
+    def reset_states(self) -> None:
+        """Fill all states with zeros."""
+        self._create_states(self._state_specs.values())
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free the device memory of weights and states."""
+
+    @abc.abstractmethod
+    def _load_one(self, parameter: Parameter) -> None: ...
+
+    @abc.abstractmethod
+    def _compile_one(self, name: str, graph: Graph) -> None: ...
+
+    @abc.abstractmethod
+    def _create_states(self, states: Iterable[State]) -> None: ...
+
+    @abc.abstractmethod
+    def _run_one(self, name: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
+
+
+def random_weight(parameter: Parameter) -> np.ndarray:
+    """Draw a weight for runs without a checkpoint; the same name gives the same numbers."""
+    import zlib
+
+    if parameter.init != "normal":
+        return np.full(parameter.shape, 1 if parameter.init == "ones" else 0, parameter.dtype)
+    generator = np.random.default_rng(zlib.crc32(parameter.name.encode()))
+    return (generator.standard_normal(parameter.shape, np.float32) * np.float32(0.02)).astype(parameter.dtype)
