@@ -1,0 +1,68 @@
+"""XLA lowering of attention: the project's kernel where it is built, else plain XLA."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from poptransformer.backends.xla.lowering import lowering
+
+_MASKED = -1e30  # finite, so that a row without a visible position stays free of NaN
+
+
+@lowering("attention")
+def attention(context, query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+    if "attention" in context.custom_ops:
+        from poptransformer.backends.xla import custom_ops
+
+        return custom_ops.attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
+    return plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
+
+
+def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+    """The op in jnp; shapes and meaning as in `poptransformer.ops.attention`. Reads all S positions of the cache."""
+    num_rows, num_new, num_heads, head_dim = query.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    # Rows and heads are merged, and query heads of a group stand beside the new tokens, so that both steps are plain
+    # products of [B * K, G * T, ...] with the cache as it lies; XLA:CPU copies a cache that is wanted in two shapes.
+    k_cache = _append(k_cache.reshape(-1, capacity, head_dim), key, cache_len, num_tokens)
+    v_cache = _append(v_cache.reshape(-1, capacity, head_dim), value, cache_len, num_tokens)
+    grouped = query.reshape(num_rows, num_new, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(num_rows * num_kv_heads, group * num_new, head_dim).astype(k_cache.dtype)
+    scores = _batched_dot(grouped, k_cache, contract=2) * scale  # [B * K, G * T, S]
+    position = jnp.tile(cache_len[:, None] + jnp.arange(num_new), (1, group))  # [B, G * T]
+    visible = jnp.repeat(jnp.arange(capacity) <= position[:, :, None], num_kv_heads, axis=0)  # [B * K, G * T, S]
+    weights = jax.nn.softmax(jnp.where(visible, scores, _MASKED), axis=-1).astype(v_cache.dtype)
+    out = _batched_dot(weights, v_cache, contract=1).reshape(num_rows, num_kv_heads, group, num_new, head_dim)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(query.shape)
+    cache_shape = (num_rows, num_kv_heads, capacity, head_dim)
+    k_cache, v_cache = k_cache.reshape(cache_shape), v_cache.reshape(cache_shape)
+    is_token = jnp.arange(num_new) < num_tokens[:, None]  # [B, T]
+    return jnp.where(is_token[:, :, None, None], out, 0).astype(query.dtype), k_cache, v_cache
+
+
+def _batched_dot(x, cache, contract):
+    """x [B * K, M, C] times cache [B * K, S, H] over the cache's axis `contract`; float32 sums: [B * K, M, the other axis]."""
+    dimensions = (((2,), (contract,)), ((0,), (0,)))
+    return lax.dot_general(x, cache, dimensions, preferred_element_type=jnp.float32)
+
+
+def _append(cache, new, cache_len, num_tokens):
+    """Write new [B, T, K, H] into cache [B * K, S, H] from position cache_len on, only the first num_tokens of each row.
+
+    A window of T positions is read, mixed and written back, so that padding near the cache's end changes nothing (an
+    update that does not fit would be moved, over earlier tokens). A loop over the rows compiles to in-place updates.
+    """
+    num_rows, num_new, num_kv_heads, head_dim = new.shape
+    capacity = cache.shape[1]
+    window = min(num_new, capacity)
+    new = new.astype(cache.dtype).transpose(0, 2, 1, 3)  # [B, K, T, H]
+    for row in range(num_rows):
+        begin = jnp.minimum(cache_len[row], capacity - window)
+        offset = jnp.arange(window) + begin - cache_len[row]  # token that belongs at each position of the window
+        is_new = (offset >= 0) & (offset < num_tokens[row])
+        at = (row * num_kv_heads, begin, 0)
+        old = lax.dynamic_slice(cache, at, (num_kv_heads, window, head_dim))
+        moved = new[row] if num_new == 1 else jnp.take(new[row], offset, axis=1, mode="clip")
+        cache = lax.dynamic_update_slice(cache, jnp.where(is_new[:, None], moved, old), at)
+    return cache

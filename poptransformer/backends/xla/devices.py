@@ -1,0 +1,57 @@
+"""Which JAX device runs the graphs, and where compiled programs are kept."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import jax
+
+from poptransformer.errors import UserError
+
+PLATFORMS = ("auto", "cpu", "cuda", "tpu")
+
+
+def pick_device(platform: str):
+    """Return the first JAX device of a platform; "auto" leaves the choice to JAX (an accelerator where there is one).
+
+    JAX starts every platform it finds, and reserves memory on GPUs, even when only the CPU is wanted; the environment
+    variable JAX_PLATFORMS=cpu keeps it from that.
+
+    Raises: UserError when the platform is unknown or has no device here, with what there is.
+    """
+    if platform not in PLATFORMS:
+        raise UserError(f"platform={platform!r} is unknown; choose one of {', '.join(PLATFORMS)}")
+    if platform == "auto":
+        return jax.local_devices()[0]
+    try:
+        return jax.local_devices(backend=platform)[0]
+    except RuntimeError:
+        there = sorted({device.platform for device in jax.local_devices()})
+        raise UserError(
+            f"platform={platform!r}: JAX sees no such device here, only {', '.join(there)}; "
+            f"for NVIDIA GPUs install jax[cuda13], or set session.platform=auto"
+        ) from None
+
+
+def default_cache_dir() -> pathlib.Path:
+    """The user's cache folder for compiled programs: $XDG_CACHE_HOME/poptransformer/xla."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(base) / "poptransformer" / "xla"
+
+
+def use_compile_cache(folder: str | None) -> None:
+    """Keep every compiled program in JAX's persistent cache. The setting is the process's: the last Session's folder wins.
+
+    Args:
+      folder: None for the user's cache folder, "" for no cache.
+    """
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = default_cache_dir() if folder is None else folder
+    value = str(pathlib.Path(folder).expanduser()) if folder else None
+    if jax.config.jax_compilation_cache_dir != value:
+        jax.config.update("jax_compilation_cache_dir", value)
+        compilation_cache.reset_cache()
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,176 @@
+"""The XLA backend: walks a graph once under `jax.jit`, keeps weights and states on one device, runs compiled programs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from poptransformer.backends.engine import DeviceInfo, Engine
+from poptransformer.backends.xla.devices import pick_device, use_compile_cache
+from poptransformer.backends.xla.lowering import LOWERINGS, Context
+from poptransformer.errors import UserError
+
+for _family in ("attention", "elementwise", "layer_norm", "linear", "loop", "reduce", "sample", "shape", "softmax"):
+    importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
+
+logger = logging.getLogger(__name__)
+
+
+class XlaEngine(Engine):
+    """Runs graphs on one JAX device.
+
+    Args:
+      platform: "cpu", "cuda", "tpu", or "auto" for JAX's default.
+      custom_ops: "auto" uses the project's kernels where they are built for the device, True demands them, False never.
+      execution_cache_dir: folder of the persistent compile cache; None for the user's cache folder, "" for no cache.
+    """
+
+    def __init__(self, platform="auto", custom_ops="auto", execution_cache_dir=None):
+        super().__init__()
+        use_compile_cache(execution_cache_dir)
+        self.device = pick_device(platform)
+        self._library = _custom_op_library(self.device.platform, custom_ops)
+        self._parameters, self._states, self._programs = {}, {}, {}
+
+    @property
+    def device_info(self):
+        library = self._library
+        kernels = f"{', '.join(library.ops)} ({library.isa}, {library.num_threads} threads)" if library else "none (plain XLA)"
+        platform = "cuda" if self.device.platform == "gpu" else self.device.platform
+        return DeviceInfo(platform, self.device.device_kind, kernels)
+
+    def memory_bandwidth_gb_per_s(self):
+        if self.device.platform == "cpu":
+            return self._library.read_bandwidth_gb_per_s() if self._library else None
+        return _copy_bandwidth_gb_per_s(self.device)
+
+    def close(self):
+        for array in (*self._parameters.values(), *self._states.values()):
+            if not array.is_deleted():
+                array.delete()
+        self._parameters, self._states, self._programs = {}, {}, {}
+
+    def _load_one(self, parameter):
+        if parameter.load:
+            array = jax.device_put(parameter.load(), self.device)
+        else:
+            array = self._random(parameter)
+        self._parameters[parameter.name] = array.block_until_ready()
+
+    def _random(self, parameter):
+        import zlib
+
+        with jax.default_device(self.device):
+            key = jax.random.key(zlib.crc32(parameter.name.encode()))
+            return _draw(key, parameter.shape, jnp.dtype(parameter.dtype), parameter.init)
+
+    def _compile_one(self, name, graph):
+        """Trace and compile ahead of the first run: XLA then knows every shape and which buffers it may overwrite."""
+        context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
+
+        def program(parameters, updated, kept, inputs):
+            values = {value: jnp.asarray(array) for value, array in graph.constants.items()}
+            values |= {value: parameters[key] for key, (_, value) in graph.parameters.items()}
+            values |= {value: (updated | kept)[key] for key, (_, value) in graph.states.items()}
+            context.evaluate = functools.partial(_evaluate, context, values)
+            outputs = dict(zip(graph.outputs, context.evaluate(graph, inputs), strict=True))
+            return outputs, {key: values[value] for key, value in graph.state_updates.items()}
+
+        sharding = jax.sharding.SingleDeviceSharding(self.device)
+
+        def abstract(spec):
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+
+        parameters = {key: abstract(parameter.spec) for key, (parameter, _) in graph.parameters.items()}
+        states = {key: abstract(state.spec) for key, (state, _) in graph.states.items()}
+        inputs = {key: abstract(value.spec) for key, value in graph.inputs.items()}
+        updated = {key: spec for key, spec in states.items() if key in graph.state_updates}
+        kept = {key: spec for key, spec in states.items() if key not in graph.state_updates}
+        jitted = jax.jit(program, donate_argnums=1, keep_unused=True)
+        self._programs[name] = jitted.lower(parameters, updated, kept, inputs).compile()
+
+    def _create_states(self, states):
+        for state in states:
+            old = self._states.pop(state.name, None)
+            if old is not None and not old.is_deleted():
+                old.delete()
+            self._states[state.name] = jnp.zeros(state.shape, state.dtype, device=self.device)
+
+    def _run_one(self, name, inputs):
+        graph = self.graphs[name]
+        parameters = {key: self._parameters[key] for key in graph.parameters}
+        updated = {key: self._states[key] for key in graph.states if key in graph.state_updates}
+        kept = {key: self._states[key] for key in graph.states if key not in graph.state_updates}
+        outputs, states = self._programs[name](parameters, updated, kept, jax.device_put(inputs, self.device))
+        self._states |= states
+        if not outputs:
+            jax.block_until_ready(states)
+        return {key: np.asarray(array) for key, array in jax.device_get(outputs).items()}
+
+
+def _evaluate(context, values, graph, inputs):
+    """Emit a graph's nodes into the program that is being traced; `values` has what the graphs around it computed."""
+    for key, value in graph.inputs.items():
+        values[value] = inputs[key]
+    for node in graph.nodes:
+        arrays = [None if value is None else values[value] for value in node.inputs]
+        with jax.named_scope(node.scope or node.op):
+            results = LOWERINGS[node.op](context, *arrays, **node.attributes)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        for value, array in zip(node.outputs, results, strict=True):
+            assert array.shape == value.shape and array.dtype == value.dtype, (
+                f"{node.scope}: {node.op} gave {array.dtype}{array.shape}, not {value.spec}"
+            )
+            values[value] = array
+    return [values[value] for value in graph.outputs.values()]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _draw(key, shape, dtype, init):
+    if init != "normal":
+        return jnp.full(shape, 1 if init == "ones" else 0, dtype)
+    return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)
+
+
+def _copy_bandwidth_gb_per_s(device, num_bytes=1 << 30, repetitions=20):
+    """Bytes read and written per second by a copy on the device, best of a few; what a memory-bound program can reach."""
+    import time
+
+    source = jnp.zeros(num_bytes // 4, jnp.float32, device=device)
+    copy = jax.jit(lambda x: x + 1)
+    copy(source).block_until_ready()
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        copies = [copy(source) for _ in range(repetitions)]
+        jax.block_until_ready(copies[-1])
+        seconds.append((time.perf_counter() - begin) / repetitions)
+        del copies
+    return 2 * num_bytes / min(seconds) / 1e9
+
+
+def _custom_op_library(platform, custom_ops):
+    """Find the kernels for a platform, or say by name that plain XLA runs instead."""
+    if custom_ops not in (True, False, "auto"):
+        raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
+    if custom_ops is False:
+        return None
+    if platform != "cpu":
+        if custom_ops is True:
+            raise UserError(f"custom_ops=true: there are no custom ops for {platform!r} yet; set custom_ops: auto or false")
+        logger.info("no custom ops for %s yet: every op runs as plain XLA", platform)
+        return None
+    from poptransformer.backends.xla.custom_ops import MissingLibraryError, load_cpu_library
+
+    try:
+        return load_cpu_library()
+    except MissingLibraryError as error:
+        if custom_ops is True:
+            raise
+        logger.warning("attention runs as plain XLA, several times slower: %s", error)
+        return None

@@ -1,0 +1,37 @@
+"""The table of XLA lowerings: op name -> function that emits jnp, lax or FFI calls while a graph is traced.
+
+A lowering is called as `lower(context, *arrays, **attributes)` and returns one array or a tuple of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+LOWERINGS: dict[str, Callable] = {}
+
+
+@dataclasses.dataclass
+class Context:
+    """What a lowering may ask about the engine that traces it.
+
+    Attributes:
+      platform: "cpu", "cuda", "tpu".
+      custom_ops: names of the ops that run as kernels of this project.
+      evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
+    """
+
+    platform: str
+    custom_ops: frozenset[str]
+    evaluate: Callable | None = None
+
+
+def lowering(name: str):
+    """Decorator that enters a function into the table under an op's name."""
+
+    def enter(function):
+        assert name not in LOWERINGS, f"op {name!r} has two XLA lowerings"
+        LOWERINGS[name] = function
+        return function
+
+    return enter

@@ -1,0 +1,17 @@
+"""XLA lowerings of softmax and token_log_prob."""
+
+import jax
+import jax.numpy as jnp
+
+from poptransformer.backends.xla.lowering import lowering
+
+
+@lowering("softmax")
+def softmax(context, x):
+    return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
+
+
+@lowering("token_log_prob")
+def token_log_prob(context, logits, token_ids):
+    chosen = jnp.take_along_axis(logits, token_ids[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
