@@ -1,0 +1,185 @@
+"""A checkpoint as the rest of the package sees it: configuration, names, shapes, and tensors one at a time."""
+
+import functools
+import json
+import logging
+import pathlib
+
+from poptransformer.checkpoint.safetensors_file import SafetensorsFile
+from poptransformer.checkpoint.source import HOW_TO_CONVERT, INDEX_FILE, OTHER_FORMATS, WEIGHTS_FILE, resolve_source
+from poptransformer.errors import UnsupportedError, UserError, near_miss
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """A folder with config.json and safetensors, whole or in shards; made by ``Checkpoint.open``.
+
+    Attributes:
+      path: the folder.
+      num_bytes: size of all weights, as stored.
+    """
+
+    def __init__(self, path, files=()):
+        """Take a folder and a list of (SafetensorsFile, names of its tensors that count)."""
+        self.path = pathlib.Path(path)
+        self._files = [file for file, _ in files]
+        self._file_of = {name: file for file, names in files for name in names}
+        self.num_bytes = sum(file.num_bytes(name) for name, file in self._file_of.items())
+
+    @classmethod
+    def open(cls, source, weights=True):
+        """Find a checkpoint and check the headers of all its files; no weight is read yet.
+
+        Args:
+          source: a folder, one .safetensors file (config.json is looked for beside it), or a hub name.
+          weights: False leaves the weights alone, and unfetched: for random ones.
+        Raises: UserError or UnsupportedError, naming the files, if something is missing, damaged or has no reader.
+        """
+        path = resolve_source(source, weights=weights)
+        if path.is_file():
+            folder, files = path.parent, _open_one(path) if weights else ()
+        else:
+            folder, files = path, _open_folder(path) if weights else ()
+        checkpoint = cls(folder, files)
+        logger.debug(
+            "%s: %d weights in %d files, %d bytes",
+            path,
+            len(checkpoint._file_of),
+            len(checkpoint._files),
+            checkpoint.num_bytes,
+        )
+        return checkpoint
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Close the files; arrays that were read stay."""
+        for file in self._files:
+            file.close()
+
+    @functools.cached_property
+    def config(self):
+        """What config.json says, as a dict. Raises: UserError if it is missing or broken."""
+        return _read_json(self.path / "config.json")
+
+    @functools.cached_property
+    def generation_config(self):
+        """What generation_config.json says, as a dict; empty if there is none."""
+        path = self.path / "generation_config.json"
+        return _read_json(path) if path.exists() else {}
+
+    @property
+    def has_weights(self):
+        """False for a folder that has a configuration only."""
+        return bool(self._file_of)
+
+    def names(self):
+        """Return the names of all weights."""
+        return list(self._file_of)
+
+    def shape(self, name):
+        """Return a weight's shape, as stored."""
+        return self._find(name).shape(name)
+
+    def dtype(self, name):
+        """Return a weight's NumPy dtype, as stored. Raises: UnsupportedError for a dtype without a reader."""
+        return self._find(name).dtype(name)
+
+    def read(self, name, dtype=None, transpose=False, index=None):
+        """Read one weight, or a part of it, into a new 64-byte aligned array; see SafetensorsFile.read.
+
+        Args:
+          name: one of names().
+          dtype: NumPy dtype of the result; None keeps the stored one.
+          transpose: True swaps the axes of a matrix (after index has been taken).
+          index: tuple of slices with step 1, in the stored layout; None takes all.
+        """
+        return self._find(name).read(name, dtype=dtype, transpose=transpose, index=index)
+
+    def _find(self, name):
+        try:
+            return self._file_of[name]
+        except KeyError:
+            raise UserError(f"{self.path}: no weight {name!r}{near_miss(name, self._file_of)}") from None
+
+
+def _open_folder(folder):
+    """Return [(SafetensorsFile, names)] of a folder; empty if it has a configuration but no weights."""
+    if (folder / WEIGHTS_FILE).is_file():
+        return _open_one(folder / WEIGHTS_FILE)
+    if (folder / INDEX_FILE).is_file():
+        return _open_shards(folder)
+    present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    held = [name for name in present if name.endswith(".safetensors")]
+    if len(held) == 1 and "-of-" not in held[0]:
+        logger.info("%s: no %s, reading %s", folder, WEIGHTS_FILE, held[0])
+        return _open_one(folder / held[0])
+    if held:
+        raise UserError(
+            f"{folder}: has {_listing(held)}, but neither {WEIGHTS_FILE} nor {INDEX_FILE}, which says what belongs "
+            "together; add the index, or give one file as the model"
+        )
+    other = [name for name in present if name.endswith(OTHER_FORMATS)]
+    if other:
+        raise UnsupportedError(f"{folder}: has {_listing(other)}, for which there is no reader; {HOW_TO_CONVERT}")
+    if "config.json" not in present:
+        raise UserError(f"{folder}: no checkpoint: it has neither config.json nor {WEIGHTS_FILE}")
+    return []
+
+
+def _open_one(path):
+    file = SafetensorsFile(path)
+    return [(file, file.names())]
+
+
+def _open_shards(folder):
+    """Open the shards that the index lists; any other file is ignored."""
+    index = folder / INDEX_FILE
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: has no weight_map; fetch it again")
+    names_of = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
+            raise UserError(f"{index}: {name} is said to be in {shard!r}, which is not a file name")
+        names_of.setdefault(shard, []).append(name)
+    missing = sorted(shard for shard in names_of if not (folder / shard).exists())
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} of the {len(names_of)} shards in {INDEX_FILE} are missing: "
+            f"{', '.join(missing)}; fetch them again"
+        )
+    files = [(SafetensorsFile(folder / shard), names) for shard, names in sorted(names_of.items())]
+    absent = [f"{name} ({file.path.name})" for file, names in files for name in set(names) - set(file.names())]
+    if absent:
+        raise UserError(
+            f"{index}: {len(absent)} of {len(weight_map)} weights are not in the shard it gives: "
+            f"{_listing(sorted(absent))}; index and shards are not of one checkpoint"
+        )
+    return files
+
+
+def _read_json(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a checkpoint needs its {path.name}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a JSON object is wanted, this is a {type(value).__name__}")
+    return value
+
+
+def _listing(names, limit=8):
+    """Join names with commas, the ones beyond the limit as a count."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

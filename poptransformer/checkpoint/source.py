@@ -1,0 +1,196 @@
+"""From what a user calls a model to files on this machine: a folder, one file, or a name on the Hugging Face hub."""
+
+import fnmatch
+import glob
+import json
+import logging
+import os
+import pathlib
+import queue
+import re
+import threading
+
+from poptransformer.errors import UnsupportedError, UserError, near_miss
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+# Formats that hold weights but have no reader yet.
+OTHER_FORMATS = (".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+HOW_TO_CONVERT = (
+    "safetensors is the format read now; convert with transformers: "
+    "AutoModelForCausalLM.from_pretrained(old_folder).save_pretrained(new_folder)"
+)
+
+# The hub is asked once, and answers within this time or counts as out of reach.
+HUB_TIMEOUT_S = 4.0
+
+_SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer*.model",
+    "sentencepiece*.model",
+    "spiece.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.*",
+    "*.tiktoken",
+)
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+
+
+def resolve_source(source, weights=True):
+    """Find a checkpoint, fetching it from the hub if need be.
+
+    Args:
+      source: a folder, one ``.safetensors`` file, or a hub name (``gpt2-xl``, ``org/name``). Text that starts with
+        ``.``, ``/`` or ``~``, has more than one ``/``, ends in ``.safetensors`` or starts with a folder that exists
+        is a path and never asked of the hub; so is a ``pathlib.Path``.
+      weights: False fetches configuration and tokenizer only.
+    Returns: the path of the folder, or of the one file.
+    Raises: UserError if it is nowhere; UnsupportedError if it holds weights in a format without a reader.
+    """
+    text = os.fspath(source)
+    if not text:
+        raise UserError("model is an empty string; give a folder, a .safetensors file or a hub name such as gpt2-xl")
+    path = pathlib.Path(text).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            return path
+        if path.suffix in OTHER_FORMATS:
+            raise UnsupportedError(f"{text}: there is no reader for {path.suffix} files; {HOW_TO_CONVERT}")
+        raise UserError(f"{text} is a file but not a checkpoint; give its folder, or a .safetensors file")
+    if isinstance(source, pathlib.PurePath) or _looks_like_path(text):
+        raise UserError(_missing_path(text, path))
+    if not _HUB_NAME.fullmatch(text):
+        raise UserError(f"{text!r} is neither a local path nor a hub name (name or org/name, of A-Z a-z 0-9 _ . -)")
+    return _from_hub(text, weights)
+
+
+def _looks_like_path(text):
+    first, separator, _ = text.partition("/")
+    return (
+        text[0] in "./~" or text.count("/") > 1 or text.endswith(".safetensors") or (bool(separator) and os.path.exists(first))
+    )
+
+
+def _missing_path(text, path):
+    missing = path
+    while not missing.parent.exists() and missing.parent != missing:
+        missing = missing.parent
+    try:
+        siblings = os.listdir(missing.parent)
+    except OSError:
+        siblings = []
+    where = "" if missing == path else f" ({missing} is not there)"
+    return f"{text}: no such file or folder{where}{near_miss(missing.name, siblings)}"
+
+
+def _from_hub(name, weights):
+    """Ask the hub for the newest snapshot; without an answer take what its local cache holds."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return _from_cache(name, weights, "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE to fetch it")
+    files, error = _ask_hub(name)
+    if error is None:
+        return _download(name, files, weights)
+    why, remedy = _explain(name, error)
+    return _from_cache(name, weights, why, remedy)
+
+
+def _ask_hub(name):
+    """Return (file names, None), or (None, the error) within a few seconds even where packets are dropped."""
+    answers = queue.SimpleQueue()
+
+    def ask():
+        try:
+            from huggingface_hub import HfApi
+
+            info = HfApi().repo_info(name, timeout=HUB_TIMEOUT_S)
+            answers.put(([sibling.rfilename for sibling in info.siblings or ()], None))
+        except Exception as error:  # whatever the HTTP client in use raises
+            answers.put((None, error))
+
+    # A thread, because looking up the host's address has no time limit of its own.
+    threading.Thread(target=ask, name="poptransformer-hub", daemon=True).start()
+    try:
+        return answers.get(timeout=HUB_TIMEOUT_S + 0.5)
+    except queue.Empty:
+        return None, TimeoutError(f"no answer in {HUB_TIMEOUT_S:g} s")
+
+
+def _explain(name, error):
+    """Return (what went wrong, what to do) in words."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "the hub gives it only to accounts that were granted access", f"ask for access to {name}, then log in"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "the hub has no public model of that name", "check the spelling, or log in if it is private"
+    reason = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
+    return f"the hub cannot be reached ({reason})", "check the network, or give a local folder"
+
+
+def _from_cache(name, weights, why, remedy):
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json")
+    if not isinstance(config, str):
+        raise UserError(f"{name}: no local folder of that name, nothing in the local hub cache, and {why}; {remedy}")
+    folder = pathlib.Path(config).parent
+    if weights and not any(folder.glob("*.safetensors")):
+        raise UserError(f"{name}: the local hub cache has its configuration but no safetensors, and {why}; {remedy}")
+    logger.log(
+        logging.INFO if why.startswith("HF_HUB_OFFLINE") else logging.WARNING,
+        "%s: taken from the local hub cache, since %s",
+        name,
+        why,
+    )
+    return folder
+
+
+def _download(name, files, weights):
+    """Fetch configuration, tokenizer and, if asked for, the safetensors that belong to the model."""
+    files = [file for file in files if "/" not in file]
+    wanted = [file for file in files if any(fnmatch.fnmatchcase(file, pattern) for pattern in _SMALL_FILES)]
+    if weights:
+        held = [file for file in files if file.endswith(".safetensors")]
+        other = sorted({os.path.splitext(file)[1] for file in files} & set(OTHER_FORMATS))
+        if not held and other:
+            raise UnsupportedError(f"{name}: the hub has its weights only as {', '.join(other)}; {HOW_TO_CONVERT}")
+        if WEIGHTS_FILE in files:
+            wanted.append(WEIGHTS_FILE)
+        elif INDEX_FILE in files:
+            wanted.append(INDEX_FILE)
+        else:
+            wanted.extend(held)
+    if not wanted:
+        raise UserError(f"{name}: the hub has no config.json and no safetensors under that name; is it a model?")
+    folder = _fetch(name, wanted)
+    if INDEX_FILE in wanted:
+        try:
+            shards = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return folder  # a broken index: opening the folder says what is wrong with it
+        _fetch(name, sorted(map(str, shards)))
+    return folder
+
+
+def _fetch(name, files):
+    from huggingface_hub import snapshot_download
+
+    try:
+        return pathlib.Path(snapshot_download(name, allow_patterns=[glob.escape(file) for file in files]))
+    except Exception as error:  # the HTTP client's, the disk's or the hub's
+        why, remedy = _explain(name, error)
+        raise UserError(f"{name}: fetching it from the hub stopped ({why}); {remedy}") from error
