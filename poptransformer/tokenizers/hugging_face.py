@@ -1,0 +1,259 @@
+"""Hugging Face tokenizers from a checkpoint's folder.
+
+A folder with tokenizer.json is read by the tokenizers library alone (0.03 s to import); transformers (0.8 s and more)
+is imported only for folders with the older files.
+"""
+
+import json
+import logging
+import pathlib
+import re
+import threading
+
+from poptransformer.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+# One of these without tokenizer.json means that transformers has to convert.
+OLDER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+# Spaces that WordPiece puts before these are taken out again, in this order, where the configuration asks for it.
+CLEAN_UP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+def load_tokenizer(path):
+    """Load the tokenizer of a checkpoint's folder.
+
+    Args:
+      path: the folder, or a file in it.
+    Returns: Tokenizer, or None if the folder holds no tokenizer files.
+    Raises: UserError, naming the file, if one is broken.
+    """
+    folder = pathlib.Path(path)
+    folder = folder.parent if folder.is_file() else folder
+    if (folder / "tokenizer.json").is_file():
+        logger.debug("%s: tokenizer.json, read by the tokenizers library", folder)
+        return _from_tokenizer_json(folder)
+    older = [name for name in OLDER_FILES if (folder / name).is_file()]
+    if older:
+        logger.debug("%s: no tokenizer.json, %s converted by transformers", folder, older[0])
+        return _from_older_files(folder, older[0])
+    return None
+
+
+class Tokenizer:
+    """Encodes and decodes; nothing in it changes after loading, so threads can share one.
+
+    Attributes:
+      bos_token_id, eos_token_id: ids, or None.
+      vocab_size: tokens, added ones included (the model's embedding may have more rows).
+      clean_up: pairs (text, replacement) that decode applies in order, mostly none.
+    """
+
+    def __init__(self, backend, bos_token_id=None, eos_token_id=None, clean_up=()):
+        """Take a tokenizers.Tokenizer, or anything with the same few methods."""
+        self._backend = backend
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.clean_up = tuple(clean_up)
+        self.vocab_size = backend.get_vocab_size()
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._byte_values = _byte_values(backend)
+
+    def encode(self, text):
+        """Return a text's token ids, with the special tokens that the checkpoint's tokenizer puts around it."""
+        try:
+            return list(self._backend.encode(text).ids)
+        except (UnicodeEncodeError, TypeError) as error:
+            if isinstance(text, str):
+                raise UserError(f"prompt is not valid Unicode: {error}") from error
+            raise UserError(f"a prompt is a string, not {type(text).__name__}") from error
+
+    def decode(self, ids, skip_special_tokens=True):
+        """Return the text of token ids; ids outside the vocabulary have none."""
+        text = self.decode_raw(ids, skip_special_tokens)
+        for spaced, tight in self.clean_up:
+            text = text.replace(spaced, tight)
+        return text
+
+    def decode_raw(self, ids, skip_special_tokens=True):
+        """Return the text of token ids without clean-up; what a stream puts together from."""
+        ids = [int(token_id) for token_id in ids]
+        try:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError:
+            raise UserError(f"token ids are 0 to {self.vocab_size - 1}, and {min(ids)} to {max(ids)} are given") from None
+
+    def is_special(self, token_id):
+        """Say whether decode skips this id: end of text, padding, turn markers."""
+        return token_id in self._special_ids
+
+    def has_token(self, token_id):
+        """Say whether the id stands for any token."""
+        return 0 <= token_id < 1 << 32 and self._backend.id_to_token(int(token_id)) is not None
+
+    def byte_value(self, token_id):
+        """Return the byte a byte-fallback token such as <0xE2> stands for; None for any other."""
+        return self._byte_values.get(token_id)
+
+
+def _from_tokenizer_json(folder):
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        raise UserError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from error
+    # The post-processor in the file says which special tokens go around a text; add_bos_token and add_eos_token in
+    # tokenizer_config.json do not count beside it (as in transformers 5).
+    # What is saved for training batches must not cut or pad a prompt in silence.
+    backend.no_truncation()
+    backend.no_padding()
+
+    config = _read_optional(folder / "tokenizer_config.json")
+    tokens = {**_read_optional(folder / "special_tokens_map.json"), **config}
+    _add_tokens(backend, tokens)
+    model_config = _read_optional(folder / "config.json")
+    bos, eos = (_named_id(backend, tokens, model_config, name) for name in ("bos", "eos"))
+    return Tokenizer(backend, bos, eos, _clean_up(config.get("clean_up_tokenization_spaces"), backend))
+
+
+def _from_older_files(folder, name):
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UserError(
+            f"{folder}: has no tokenizer.json, and reading {name} needs transformers; install it, or save a "
+            "tokenizer.json with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        ) from None
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # any class, depending on the tokenizer
+        raise UserError(f"{folder}: transformers cannot read its tokenizer ({name}): {error}") from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        backend = _PythonBackend(loaded)
+    else:
+        backend.no_truncation()
+        backend.no_padding()
+    clean_up = _clean_up(loaded.clean_up_tokenization_spaces, backend)
+    return Tokenizer(backend, loaded.bos_token_id, loaded.eos_token_id, clean_up)
+
+
+def _clean_up(is_asked_for, backend):
+    """Return the replacements; none for byte-pair tokens, which carry their own spaces (as transformers has it)."""
+    return CLEAN_UP if is_asked_for and type(getattr(backend, "model", None)).__name__ != "BPE" else ()
+
+
+class _PythonBackend:
+    """A tokenizer of transformers that is written in Python, with the methods of the tokenizers library.
+
+    A lock, since such a tokenizer promises nothing about threads.
+    """
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self.decoder = None
+
+    def encode(self, text):
+        with self._lock:
+            return _Encoding(self._tokenizer.encode(text))
+
+    def decode(self, ids, skip_special_tokens):
+        with self._lock:
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+
+    def get_vocab_size(self):
+        return len(self._tokenizer)
+
+    def get_added_tokens_decoder(self):
+        special = set(self._tokenizer.all_special_ids)
+        return {token_id: _AddedToken(token_id in special) for token_id in special}
+
+    def id_to_token(self, token_id):
+        with self._lock:
+            return self._tokenizer.convert_ids_to_tokens(token_id) if token_id < len(self._tokenizer) else None
+
+
+class _Encoding:
+    def __init__(self, ids):
+        self.ids = ids
+
+
+class _AddedToken:
+    def __init__(self, special):
+        self.special = special
+
+
+def _read_optional(path):
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a JSON object is wanted, this is a {type(value).__name__}")
+    return value
+
+
+def _content(token):
+    """Return a token's text, given as text or as an object with content; None for anything else."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) and token else None
+
+
+def _add_tokens(backend, config):
+    """Add tokens that only tokenizer_config.json knows, and mark the named ones as special, as transformers does."""
+    import tokenizers
+
+    fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    present = backend.get_added_tokens_decoder()
+    described = config.get("added_tokens_decoder")
+    for key, token in sorted((described if isinstance(described, dict) else {}).items(), key=lambda item: int(item[0])):
+        if int(key) not in present and _content(token):
+            options = {name: token[name] for name in fields if name in token} if isinstance(token, dict) else {}
+            backend.add_tokens([tokenizers.AddedToken(_content(token), **options)])
+    named = [config.get(name) for name in _NAMED_TOKENS]
+    for name in _TOKEN_LISTS:
+        tokens = config.get(name) or []
+        named.extend(tokens.values() if isinstance(tokens, dict) else tokens)
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    new = [text for text in map(_content, named) if text and text not in special]
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in new])
+
+
+def _named_id(backend, tokens, model_config, name):
+    """Return the id of "bos" or "eos": what the tokenizer's files say, or else the model's."""
+    text = _content(tokens.get(f"{name}_token"))
+    if text is not None:
+        return backend.token_to_id(text)
+    token_id = model_config.get(f"{name}_token_id")
+    token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+    return token_id if isinstance(token_id, int) else None
+
+
+def _byte_values(backend):
+    """Return id -> byte for the tokens that stand for one byte, if the decoder joins those into characters."""
+    if "ByteFallback" not in repr(backend.decoder):
+        return {}
+    matches = ((_BYTE_TOKEN.fullmatch(token), token_id) for token, token_id in backend.get_vocab().items())
+    return {token_id: int(match[1], 16) for match, token_id in matches if match}

@@ -1,0 +1,226 @@
+"""Tokenizers from a folder's files, beside what transformers makes of the same files."""
+
+import concurrent.futures
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from poptransformer.errors import UserError
+from poptransformer.tokenizers import Tokenizer, load_tokenizer
+
+POCKET = pathlib.Path(__file__).parents[2] / "examples" / "gpt2" / "gpt2-pocket"
+TEXTS = [
+    "Once upon a time",
+    " leading and trailing ",
+    "don't , stop . now !",
+    "日本語 👍🏽 naïve",
+    "a<|endoftext|>b",
+    "",
+    "\n\n  x\t",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the pocket model's tokenizer and configuration files, to change."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(POCKET / name, tmp_path)
+    return tmp_path
+
+
+def edit(path, **changes):
+    fields = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**fields, **changes}))
+
+
+def peer(path):
+    """Return what transformers loads, with network access ruled out."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
+def assert_same(ours, theirs):
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.vocab_size == len(theirs)
+    assert {i for i in range(ours.vocab_size) if ours.is_special(i)} == set(theirs.all_special_ids)
+
+
+def test_pocket_model_as_transformers():
+    ours = load_tokenizer(POCKET)
+    assert_same(ours, peer(POCKET))
+    assert ours.vocab_size == 4096
+    text = (POCKET / "valid.txt").read_text(encoding="utf-8")[:20000]
+    assert ours.encode(text) == peer(POCKET).encode(text)
+    assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"add_bos_token": True},
+        {"add_bos_token": True, "add_eos_token": True, "eos_token": "<|im_end|>"},
+        {"add_eos_token": False},
+        {"bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False, "special": True}},
+        {"additional_special_tokens": ["<|turn|>", "Once"]},
+        {"added_tokens_decoder": {"4096": {"content": "<|x|>", "special": False, "normalized": False}}},
+        {"clean_up_tokenization_spaces": True},
+        {"bos_token": None},
+    ],
+    ids=lambda changes: "+".join(changes),
+)
+def test_tokenizer_config_as_transformers(folder, changes):
+    edit(folder / "tokenizer_config.json", **changes)
+    if "bos_token" in changes and changes["bos_token"] is None:
+        assert load_tokenizer(folder).bos_token_id == 0  # from config.json, where transformers has none
+        return
+    assert_same(load_tokenizer(folder), peer(folder))
+
+
+def test_post_processor_as_transformers(folder):
+    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    fields = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    edit(folder / "tokenizer.json", post_processor=fields)
+    assert load_tokenizer(folder).encode("") == [0]
+    assert_same(load_tokenizer(folder), peer(folder))
+
+
+def test_special_ids_without_tokenizer_config(folder):
+    (folder / "tokenizer_config.json").unlink()
+    assert load_tokenizer(folder).eos_token_id == 0  # config.json
+    edit(folder / "config.json", eos_token_id=[7, 8])
+    assert load_tokenizer(folder).eos_token_id == 7
+    edit(folder / "special_tokens_map.json", eos_token={"content": "!"})
+    assert load_tokenizer(folder).eos_token_id == 1
+    (folder / "config.json").unlink()
+    (folder / "special_tokens_map.json").unlink()
+    assert load_tokenizer(folder).eos_token_id is None
+
+
+def test_saved_truncation_and_padding_do_not_touch_prompts(folder):
+    edit(
+        folder / "tokenizer.json",
+        truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 64},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "!",
+        },
+    )
+    text = "Once upon a time there was a little bird."
+    assert load_tokenizer(folder).encode(text) == load_tokenizer(POCKET).encode(text)
+
+
+def test_clean_up_of_word_piece(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: i for i, word in enumerate(["[UNK]", "do", "n't", ".", "stop"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.decoder = tokenizers.decoders.WordPiece(cleanup=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).decode([1, 2, 4, 3]) == "do n't stop ."
+    edit(tmp_path / "tokenizer_config.json", clean_up_tokenization_spaces=True)
+    assert load_tokenizer(tmp_path).decode([1, 2, 4, 3]) == "don't stop."
+
+
+def test_older_files_go_through_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    fields = json.loads((POCKET / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(fields["vocab"]))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in fields["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    shutil.copy(POCKET / "config.json", tmp_path)
+    ours = load_tokenizer(tmp_path)
+    assert_same(ours, peer(tmp_path))
+    assert ours.encode("Once upon a time") == load_tokenizer(POCKET).encode("Once upon a time")
+
+
+def test_a_tokenizer_in_python_goes_through_a_lock():
+    from poptransformer.tokenizers.hugging_face import _PythonBackend
+
+    class Peer:
+        all_special_ids = [0]
+
+        def __len__(self):
+            return 3
+
+        def encode(self, text):
+            return [1] * len(text)
+
+        def decode(self, ids, skip_special_tokens, clean_up_tokenization_spaces):
+            return "".join("<ab"[i] for i in ids if i or not skip_special_tokens)
+
+        def convert_ids_to_tokens(self, token_id):
+            return "<ab"[token_id]
+
+    tokenizer = Tokenizer(_PythonBackend(Peer()))
+    assert tokenizer.encode("xy") == [1, 1]
+    assert tokenizer.decode([0, 1, 2]) == "ab"
+    assert tokenizer.decode([0, 1], skip_special_tokens=False) == "<a"
+    assert tokenizer.is_special(0) and tokenizer.has_token(2) and not tokenizer.has_token(3)
+    assert tokenizer.vocab_size == 3
+
+
+def test_no_tokenizer(tmp_path):
+    assert load_tokenizer(tmp_path) is None
+
+
+def test_a_file_stands_for_its_folder():
+    assert load_tokenizer(POCKET / "model.safetensors").vocab_size == 4096
+
+
+def test_threads():
+    tokenizer = load_tokenizer(POCKET)
+    texts = [f"Once upon a time there were {i} birds." * 20 for i in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(tokenizer.encode, texts))
+        assert list(pool.map(tokenizer.decode, ids)) == texts
+
+
+def test_transformers_is_not_imported_for_tokenizer_json():
+    code = (
+        "import sys; from poptransformer.tokenizers import load_tokenizer;"
+        f"load_tokenizer({str(POCKET)!r}).encode('a');"
+        "assert not {'transformers', 'huggingface_hub', 'torch', 'jax'} & set(sys.modules), 'too much imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parents[2])
+
+
+def test_errors(folder, tmp_path):
+    tokenizer = load_tokenizer(POCKET)
+    with pytest.raises(UserError, match="prompt is not valid Unicode"):
+        tokenizer.encode("half a pair \ud83d")
+    with pytest.raises(UserError, match="a prompt is a string, not list"):
+        tokenizer.encode(["a"])
+    with pytest.raises(UserError, match="token ids are 0 to 4095, and -1 to 3 are given"):
+        tokenizer.decode([3, -1])
+    path = folder / "tokenizer_config.json"
+    path.write_text("{")
+    with pytest.raises(UserError, match=re.escape(f"{path}: not valid JSON")):
+        load_tokenizer(folder)
+    path.write_text("[]")
+    with pytest.raises(UserError, match=re.escape(f"{path}: a JSON object is wanted, this is a list")):
+        load_tokenizer(folder)
+    path.unlink()
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text()[:1000])
+    with pytest.raises(UserError, match=re.escape(f"{path}: not a tokenizer that the tokenizers library can read")):
+        load_tokenizer(folder)
+    path.unlink()
+    (folder / "vocab.json").write_text("{")
+    with pytest.raises(UserError, match=re.escape(f"{folder}: transformers cannot read its tokenizer (vocab.json)")):
+        load_tokenizer(folder)
