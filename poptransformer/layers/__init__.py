@@ -1,0 +1,12 @@
+"""Layers that models are made of."""
+
+from poptransformer.layers.activation import activation
+from poptransformer.layers.attention import Attention
+from poptransformer.layers.base_layer import BaseLayer
+from poptransformer.layers.embedding import Embedding
+from poptransformer.layers.layer_norm import LayerNorm
+from poptransformer.layers.linear import Linear
+from poptransformer.layers.lm_head import LMHead
+from poptransformer.layers.mlp import MLP
+
+__all__ = ["MLP", "Attention", "BaseLayer", "Embedding", "LMHead", "LayerNorm", "Linear", "activation"]

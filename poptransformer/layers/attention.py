@@ -1,0 +1,65 @@
+"""Attention: query, key and value projections, attention over the KV cache, output projection."""
+
+from __future__ import annotations
+
+import math
+
+from poptransformer import ops
+from poptransformer.errors import UserError
+from poptransformer.graph import State
+from poptransformer.layers.base_layer import BaseLayer
+from poptransformer.layers.linear import Linear
+from poptransformer.register import REGISTER
+
+
+class Attention(BaseLayer):
+    """Multi-head or grouped-query self-attention with a KV cache of its own.
+
+    Checkpoint keys: those of its Linear layers; a fused projection holds query, key and value rows one after the other:
+    `[(N + 2 * K) * H, D]`.
+
+    Args:
+      hidden_size: D.
+      num_heads, num_kv_heads: N and K; N is a multiple of K.
+      head_dim: H; None takes hidden_size // num_heads.
+      scale: factor on the scores; None takes 1 / sqrt(H).
+      qkv: names of the input projections in the checkpoint: one (fused) or three.
+      out: name of the output projection.
+    """
+
+    def __init__(
+        self, name, hidden_size, num_heads, num_kv_heads=None, head_dim=None, scale=None,
+        qkv=("q_proj", "k_proj", "v_proj"), out="o_proj", bias=True,
+    ):  # fmt: skip
+        super().__init__(name)
+        num_kv_heads = num_kv_heads or num_heads
+        if head_dim is None and hidden_size % num_heads:
+            raise UserError(f"{name}: hidden_size={hidden_size} is not a multiple of num_heads={num_heads}; set head_dim")
+        if num_heads % num_kv_heads:
+            raise UserError(f"{name}: num_heads={num_heads} is not a multiple of num_kv_heads={num_kv_heads}")
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim = head_dim or hidden_size // num_heads
+        self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
+        self.qkv_sizes = [count * self.head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
+        widths = [sum(self.qkv_sizes)] if len(qkv) == 1 else self.qkv_sizes
+        self.qkv = [
+            Linear(f"{name}.{key}", hidden_size, width, bias, shard="column") for key, width in zip(qkv, widths, strict=True)
+        ]
+        self.out = Linear(f"{name}.{out}", num_heads * self.head_dim, hidden_size, bias, shard="row")
+        cache_shape = (REGISTER.batch_size, num_kv_heads, REGISTER.max_length, self.head_dim)  # [B, K, S, H]
+        self.k_cache = State(f"{name}.k_cache", cache_shape, REGISTER.cache_dtype)
+        self.v_cache = State(f"{name}.v_cache", cache_shape, REGISTER.cache_dtype)
+
+    def forward(self, x, tokens):
+        """x: [B, T, D], tokens: DecoderTokens whose states hold this layer's caches -> [B, T, D]."""
+        parts = [projection(x) for projection in self.qkv]
+        query, key, value = parts if len(parts) == 3 else ops.split(parts[0], self.qkv_sizes)
+        mixed, tokens.states[self.k_cache], tokens.states[self.v_cache] = ops.attention(
+            self._heads(query), self._heads(key), self._heads(value),
+            tokens.states[self.k_cache], tokens.states[self.v_cache],
+            tokens.cache_len, tokens.num_tokens, self.scale,
+        )  # fmt: skip
+        return self.out(ops.reshape(mixed, (*x.shape[:2], -1)))
+
+    def _heads(self, x):
+        return ops.reshape(x, (*x.shape[:2], -1, self.head_dim))

@@ -1,0 +1,24 @@
+"""Embedding: a table of vectors, one for each token or position."""
+
+from __future__ import annotations
+
+from poptransformer import ops
+from poptransformer.layers.base_layer import BaseLayer
+
+
+class Embedding(BaseLayer):
+    """Looks ids up in a table.
+
+    Checkpoint keys: `weight: [num_embeddings, hidden_size]`.
+
+    Args:
+      shard: "vocab" cuts the table's rows over the ranks, None keeps it whole.
+    """
+
+    def __init__(self, name, num_embeddings, hidden_size, shard=None):
+        super().__init__(name)
+        self.weight = self.parameter("weight", (num_embeddings, hidden_size), shard=shard)
+
+    def forward(self, ids):
+        """ids: [B, T] int32 -> [B, T, D]."""
+        return ops.gather(ids.graph.parameter(self.weight), ids)

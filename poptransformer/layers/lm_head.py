@@ -1,0 +1,27 @@
+"""LMHead: hidden states to logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poptransformer import ops
+from poptransformer.graph import Parameter
+from poptransformer.layers.base_layer import BaseLayer
+
+
+class LMHead(BaseLayer):
+    """logits = x W^T, float32.
+
+    Checkpoint keys: `weight: [vocab_size, hidden_size]`, or none where it is tied to the embedding.
+
+    Args:
+      tied: the embedding's Parameter to share, or None for a weight of its own.
+    """
+
+    def __init__(self, name, hidden_size, vocab_size, tied: Parameter | None = None):
+        super().__init__(name)
+        self.weight = tied or self.parameter("weight", (vocab_size, hidden_size), self.weight_dtype, shard="vocab")
+
+    def forward(self, x):
+        """x: [B, T, D] -> [B, T, V] float32."""
+        return ops.linear(x, x.graph.parameter(self.weight), out_dtype=np.float32)

@@ -1,0 +1,25 @@
+"""The zoo: which class runs a checkpoint."""
+
+from __future__ import annotations
+
+from poptransformer.errors import UnsupportedError
+from poptransformer.models.gpt2 import GPT2
+
+# Hugging Face `model_type` -> class. Families whose generations share a model_type get a function that looks at their keys.
+MODELS = {"gpt2": GPT2}
+
+
+def find_model(config: dict):
+    """Return the model class for a checkpoint's config.json.
+
+    Raises: UnsupportedError naming the family and those that are supported.
+    """
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or []
+    other_heads = [name for name in architectures if not name.endswith(("LMHeadModel", "ForCausalLM", "Model"))]
+    if model_type not in MODELS or other_heads:
+        what = f"model_type={model_type!r}" + (f", architectures={architectures}" if architectures else "")
+        raise UnsupportedError(
+            f"config.json: {what} is not supported; this version runs causal language models of {', '.join(MODELS)}"
+        )
+    return MODELS[model_type]
