@@ -1,0 +1,1 @@
+"""Generation: settings, rows, waves, stop conditions, results."""

@@ -1,0 +1,334 @@
+"""Session: a model on a device, ready to generate. It owns graph building, device config and the calls' order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from poptransformer.backends import make_engine
+from poptransformer.checkpoint.reader import Checkpoint
+from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.generation.prompts import encode_prompts
+from poptransformer.generation.result import Generation, Piece
+from poptransformer.generation.row import Row
+from poptransformer.generation.settings import check_stop_ids, settings_per_row
+from poptransformer.generation.wave import Wave, fill_chunks
+from poptransformer.models import find_model
+from poptransformer.models.decoder_model import DECODE_STEPS
+from poptransformer.precision import precision as find_precision
+from poptransformer.progress import Progress
+from poptransformer.register import REGISTER
+from poptransformer.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
+MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
+
+
+class Session:
+    """A model, its weights on a device, and its compiled graphs.
+
+    Weights are read and graphs compiled at the first call that needs them, or by `compile()`. Calls from several threads
+    queue. Use as a context manager, or call `close()`, to free the device's memory.
+
+        with Session(model="examples/gpt2/gpt2-pocket", precision="bf16") as session:
+            print(session.generate("Once upon a time", max_new_tokens=64)[0].text)
+
+    Args:
+      model: a folder or .safetensors file with its config.json beside it, the name of a model on the Hugging Face hub, or
+        a dict in the form of a config.json (with random_weights=True).
+      backend: "xla" or "reference" (NumPy, slow, for tests).
+      platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
+      precision: "fp32", "bf16" or "fp16".
+      kv_cache: precision of the KV cache; None takes that of the activations.
+      batch_size: rows that run side by side, B. More prompts run in waves.
+      max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
+      num_replicas: tensor-parallel ranks. This version runs 1.
+      layers_per_device: layers of each pipeline stage. This version runs one stage.
+      custom_ops: "auto", True or False: whether this project's kernels run, see XlaEngine.
+      execution_cache_dir: folder for compiled programs; None for the user's cache folder, "" for none.
+      random_weights: draw weights instead of reading them, to measure speed without a checkpoint.
+    Raises: UserError for a value, file or config that cannot be used, before any device work.
+    """
+
+    def __init__(
+        self, model, *, backend="xla", platform="auto", precision="fp32", kv_cache=None, batch_size=1, max_length=None,
+        num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None, random_weights=False,
+    ):  # fmt: skip
+        begin = time.perf_counter()
+        self.precision = find_precision(precision, kv_cache)
+        self.batch_size = _positive("batch_size", batch_size)
+        if _positive("num_replicas", num_replicas) != 1:
+            raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
+        self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
+        config = model if isinstance(model, dict) else self._checkpoint.config
+        model_class = find_model(config)
+        self.config = model_class.config_class.from_hf(config)
+        _check_stages(layers_per_device, self.config.num_layers)
+        self.max_length = self._checked_max_length(max_length)
+        with REGISTER.scope(
+            batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
+            weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype,
+        ):  # fmt: skip
+            self.model = model_class(self.config)
+        if not random_weights:
+            if self._checkpoint is None or not self._checkpoint.has_weights:
+                where = self._checkpoint.path if self._checkpoint else "a model given as a dict"
+                raise UserError(f"{where}: there are no weights; set random_weights: true to run without a checkpoint")
+            self.model.attach_checkpoint(self._checkpoint)
+        self.tokenizer = load_tokenizer(self._checkpoint.path) if self._checkpoint else None
+        generation_config = self._checkpoint.generation_config if self._checkpoint else {}
+        self.eos_token_ids = _token_ids("eos_token_id", config, generation_config, self.config.vocab_size)
+        self._bos_token_id = next(iter(_token_ids("bos_token_id", config, generation_config, self.config.vocab_size)), None)
+        self._engine = make_engine(backend, platform, custom_ops, execution_cache_dir)
+        self._lock = threading.Lock()  # held while the device works: calls queue
+        self._wave = None  # whose tokens the caches hold
+        self._is_loaded = self._is_closed = False
+        self._progress = Progress()
+        #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
+        self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
+
+    # ---- generation
+
+    def generate(self, prompts, *, logprobs=False, **settings) -> list[Generation]:
+        """Generate text for one prompt or many.
+
+        Args:
+          prompts: a string, a list of token ids, or a list of those. More than batch_size of them run in waves.
+          logprobs: whether the results tell each token's log-probability.
+          settings: fields of GenerationSettings; a list gives each prompt its own value.
+        Returns: a Generation for each prompt, in their order.
+        Raises: UserError for prompts or settings that cannot be used, before any device work.
+        """
+        rows = self._rows(prompts, settings)
+        results = []
+        for begin in range(0, len(rows), self.batch_size):
+            wave = self._new_wave(rows[begin : begin + self.batch_size])
+            with self._lock:
+                while not wave.is_finished:
+                    self._advance(wave, DECODE_STEPS)
+            results += [row.result(logprobs, wave.timings) for row in wave.rows]
+        return results
+
+    def stream(self, prompts, *, logprobs=False, **settings) -> Iterator[Piece]:
+        """As `generate`, but gives the text piece by piece as it comes; the pieces of a row joined are its whole text.
+
+        The arguments are checked at once, the work begins with the first piece. Closing the iterator stops it. Between two
+        pieces other calls may use the Session; the stream then fills the caches again and goes on with the same tokens.
+        """
+        rows = self._rows(prompts, settings)
+
+        def pieces():
+            for begin in range(0, len(rows), self.batch_size):
+                wave, num_steps = self._new_wave(rows[begin : begin + self.batch_size]), 1
+                while not wave.is_finished:
+                    with self._lock:
+                        new = self._advance(wave, num_steps)
+                    num_steps = min(2 * num_steps, MAX_STREAM_STEPS)
+                    for piece in new:
+                        if not logprobs:
+                            piece.logprobs = None
+                        yield piece
+
+        return pieces()
+
+    # ---- what the model thinks of given tokens
+
+    def logits(self, prompt) -> np.ndarray:
+        """Logits for the token after each token of a text: float32 [T, V] for T tokens."""
+        (ids,) = self._encode([prompt])
+        return np.concatenate(list(self._each_chunk(ids, "logits")))
+
+    def score(self, prompt) -> np.ndarray:
+        """Natural log-probability of each token of a text given those before it: float32 [T - 1], as the first has none.
+
+        Args:
+          prompt: a string or token ids, at least two tokens.
+        """
+        (ids,) = self._encode([prompt])
+        if len(ids) < 2:
+            raise UserError(f"score needs at least two tokens, the prompt has {len(ids)}")
+        return np.concatenate(list(self._each_chunk(ids[:-1], "logprobs", targets=ids[1:])))
+
+    # ---- device
+
+    def compile(self, prompt_lengths=()) -> None:
+        """Load the weights and compile the decode graph, and the prefill graphs that prompts of these lengths need."""
+        with self._lock:
+            self._prepare("decode")
+            for length in prompt_lengths:
+                for bucket, _ in fill_chunks([[0] * (length - 1)], self.batch_size, self.max_length):
+                    self._prepare(f"prefill_{bucket}")
+
+    def run(self, name: str, inputs) -> dict[str, np.ndarray]:
+        """Run one graph directly: "decode", or "prefill", "logits", "score" or "generate" with a length, as "prefill_64".
+
+        The inputs and outputs are those of DecoderModel's `build_<name>`. The caches stay as the graph leaves them until
+        another call uses the Session.
+        """
+        with self._lock:
+            self._wave = None
+            return self._run(name, inputs)
+
+    def graph(self, name: str):
+        """Build the graph that `run` would run under this name."""
+        kind, _, length = name.partition("_")
+        build = getattr(self.model, f"build_{kind}", None)
+        if build is None or (not length.isdecimal() if kind != "decode" else bool(length)):
+            raise UserError(f"no graph {name!r}; there are decode, prefill_T, logits_T, score_T and generate_T")
+        if length and not 1 <= int(length) <= self.max_length:
+            raise UserError(f"graph {name!r}: the length must be in 1 .. max_length={self.max_length}")
+        return build(int(length)) if length else build()
+
+    @property
+    def device_info(self):
+        """Platform, device and custom ops in use."""
+        return self._engine.device_info
+
+    def memory_bandwidth_gb_per_s(self) -> float | None:
+        """Measure how fast the device reads its memory, now; None where the backend cannot tell."""
+        with self._lock:
+            return self._engine.memory_bandwidth_gb_per_s()
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """Bytes of weights that one decode step reads: all but the rows of embeddings that are not looked up."""
+        if not hasattr(self, "_weight_bytes"):
+            self._weight_bytes = self.graph("decode").parameter_bytes_read()
+        return self._weight_bytes
+
+    def close(self) -> None:
+        """Free the device's memory. The Session cannot be used afterwards; closing twice is fine."""
+        with self._lock:
+            self._engine.close()
+            self._is_closed = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    # ---- inside
+
+    def _encode(self, prompts):
+        encoded = encode_prompts(prompts, self.tokenizer, self.config.vocab_size, self._bos_token_id)
+        long = [f"prompt {i} has {len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > self.max_length]
+        if long:
+            raise UserError(f"{'; '.join(long)}; max_length is {self.max_length}: shorten the prompt or raise max_length")
+        return encoded
+
+    def _rows(self, prompts, settings):
+        encoded = self._encode(prompts)
+        full = [f"prompt {i}" for i, ids in enumerate(encoded) if len(ids) == self.max_length]
+        if full:
+            raise UserError(
+                f"{', '.join(full)}: {self.max_length} tokens fill max_length={self.max_length}, which leaves no room for a "
+                f"new one; shorten the prompt or raise max_length"
+            )
+        rows = []
+        for index, (ids, row) in enumerate(zip(encoded, settings_per_row(len(encoded), **settings), strict=True)):
+            stop_ids = tuple(dict.fromkeys((*(() if row.ignore_eos else self.eos_token_ids), *row.stop_token_ids)))
+            check_stop_ids(stop_ids, self.config.vocab_size)
+            if row.stop and self.tokenizer is None:
+                raise UserError(f"stop={row.stop!r}: the checkpoint has no tokenizer; use stop_token_ids")
+            room = self.max_length - len(ids)
+            rows.append(Row(index, ids, row, stop_ids, min(room, row.max_new_tokens or room), self.tokenizer))
+        return rows
+
+    def _new_wave(self, rows):
+        return Wave(self._prepare, self._engine.run, rows, self.batch_size, self.max_length, self.weight_bytes_per_token)
+
+    def _advance(self, wave, num_steps):
+        """Move a wave on; the lock is held. Whatever breaks the run off leaves the caches to nobody."""
+        resident, self._wave = self._wave, None
+        if resident is not wave:
+            if wave.timings.decode_steps:
+                logger.info("another call used the Session between two pieces of a stream: filling the caches again")
+            wave.fill()
+        pieces = wave.advance(num_steps)
+        self._wave = wave
+        return pieces
+
+    def _each_chunk(self, ids, output, targets=None):
+        kind = "logits" if targets is None else "score"
+        with self._lock:
+            self._wave, done = None, 0
+            for bucket, inputs in fill_chunks([ids], self.batch_size, self.max_length):
+                count = int(inputs["num_tokens"][0])
+                inputs["is_fresh"] = np.ones(self.batch_size, bool)
+                if targets is not None:
+                    inputs["target_ids"] = np.zeros_like(inputs["input_ids"])
+                    inputs["target_ids"][0, :count] = targets[done : done + count]
+                yield self._run(f"{kind}_{bucket}", inputs)[output][0, :count]
+                done += count
+
+    def _run(self, name, inputs):
+        self._prepare(name)
+        return self._engine.run(name, inputs)
+
+    def _prepare(self, name):
+        """Load the weights and compile a graph, if that has not been done."""
+        if self._is_closed:
+            raise UserError("this Session is closed")
+        if not self._is_loaded:
+            with self._timed("load"):
+                parameters = list(self.model.parameters())
+                with self._progress.loading(sum(parameter.spec.num_bytes for parameter in parameters)) as tick:
+                    self._engine.load(parameters, lambda parameter: tick(parameter.spec.num_bytes))
+            self._is_loaded = True
+        if name not in self._engine.graphs:
+            graph = self.graph(name)
+            with self._timed("compile"), self._progress.compiling(name):
+                self._engine.compile(name, graph)
+
+    @contextlib.contextmanager
+    def _timed(self, key):
+        begin = time.perf_counter()
+        yield
+        self.timings_s[key] += time.perf_counter() - begin
+        logger.debug("%s: %.2f s so far", key, self.timings_s[key])
+
+    def _checked_max_length(self, max_length):
+        limit = self.config.max_seq_len
+        if max_length is None:
+            return min(limit, DEFAULT_MAX_LENGTH)
+        if _positive("max_length", max_length) > limit:
+            raise UserError(f"max_length={max_length} is more than the model's {limit} positions; set at most {limit}")
+        return max_length
+
+
+def _positive(name, value):
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name}={value!r}: wanted a whole number of at least 1")
+    return value
+
+
+def _check_stages(layers_per_device, num_layers):
+    if layers_per_device in (None, "auto"):
+        return
+    stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
+    if stages is None or not all(isinstance(count, int) and count >= 0 for count in stages):
+        raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
+    if sum(stages) != num_layers:
+        raise UserError(f"layers_per_device={stages} adds up to {sum(stages)}; the model has {num_layers} layers")
+    if len(stages) > 1:
+        raise UnsupportedError(f"layers_per_device={stages}: several devices are not there yet; set [{num_layers}] or auto")
+
+
+def _token_ids(key, config, generation_config, vocab_size):
+    """The ids that config.json and generation_config.json give under a key, each a number, a list or null."""
+    found = []
+    for source in (config, generation_config):
+        value = source.get(key)
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    wrong = [i for i in found if not isinstance(i, int) or not 0 <= i < vocab_size]
+    if wrong:
+        logger.warning("%s: %s are outside the vocabulary of %d and are ignored", key, wrong, vocab_size)
+    return tuple(dict.fromkeys(i for i in found if i not in wrong))
