@@ -1,0 +1,42 @@
+"""The block of figures that examples print."""
+
+from __future__ import annotations
+
+from poptransformer.generation.result import Generation
+
+
+def report(session, generations: list[Generation]) -> str:
+    """Say what ran where, and how fast: figures of all waves together, beside the memory bandwidth measured now.
+
+    Args:
+      session: the Session that made the generations.
+      generations: its results.
+    Returns: lines of text.
+    """
+    waves = list({id(generation.timings): generation.timings for generation in generations}.values())
+    prefill_ms = sum(wave.prefill_ms for wave in waves)
+    prefill_tokens = sum(wave.prefill_tokens for wave in waves)
+    decode_ms = sum(wave.decode_ms for wave in waves)
+    steps = sum(wave.decode_steps for wave in waves)
+    tokens = sum(wave.decode_tokens for wave in waves)
+    ms_per_token = decode_ms / steps if steps else 0.0
+    gb_per_s = session.weight_bytes_per_token / ms_per_token / 1e6 if steps else 0.0
+    bandwidth = session.memory_bandwidth_gb_per_s()
+    share = f"{gb_per_s / bandwidth:.0%} of the {bandwidth:.1f} GB/s measured now" if bandwidth else "bandwidth not measured"
+    device = session.device_info
+    precision = session.precision
+    lines = {
+        "device": f"{device.platform}, {device.name}",
+        "custom ops": device.custom_ops,
+        "precision": f"{precision.name}, KV cache {precision.cache_dtype.name}",
+        "batch size": f"{session.batch_size}, up to {session.max_length} tokens a row",
+        "weights": f"{session.weight_bytes_per_token / 1e6:.1f} MB read per token",
+        "open": f"{session.timings_s['open']:.2f} s (config, tokenizer, device)",
+        "load": f"{session.timings_s['load']:.2f} s",
+        "compile": f"{session.timings_s['compile']:.2f} s",
+        "prefill": f"{prefill_ms:.1f} ms for {prefill_tokens} tokens",
+        "decode": f"{ms_per_token:.2f} ms/token over {tokens} tokens in {steps} steps",
+        "read": f"{gb_per_s:.1f} GB/s, {share}",
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
