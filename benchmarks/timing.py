@@ -28,13 +28,15 @@ class Samples:
         return (high - low) / 2 / self.median
 
 
-def interleave(functions, rounds, warmup=2):
+def interleave(functions, rounds, warmup=2, settle_runs=0):
     """Time functions in turn, round after round, so that whatever slows the machine for a while slows all of them.
 
     Args:
       functions: name -> callable without arguments that returns when its work is done (for JAX: block_until_ready inside).
       rounds: how many times each is timed.
       warmup: how many times each runs before, untimed; compiling happens there.
+      settle_runs: how many times each runs untimed before every timed run, so that what the function before it left behind
+        (memory that is still being freed, a cold cache) is not charged to this one.
     Returns: name -> Samples.
     """
     for function in functions.values():
@@ -43,6 +45,8 @@ def interleave(functions, rounds, warmup=2):
     seconds = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
+            for _ in range(settle_runs):
+                function()
             start = time.perf_counter()
             function()
             seconds[name].append(time.perf_counter() - start)

@@ -1,0 +1,44 @@
+// Causal attention over a KV cache that is extended in place.
+//
+// For each row b and t < num_tokens[b], with p = cache_len[b] + t and query head n reading key/value head n / (N / K):
+//
+//   k_cache[b, :, p] = key[b, t],  v_cache[b, :, p] = value[b, t]               rounded to the cache's dtype
+//   out[b, t, n]     = sum over s <= p of softmax_s(scale * query[b, t, n] . k_cache[b, n / (N / K), s]) * v_cache[b, ., s]
+//
+// and out[b, t] = 0, nothing written, for t >= num_tokens[b]. Scores, softmax and sums are float32.
+#ifndef POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
+#define POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace poptransformer {
+
+// Buffers are dense and row-major. The caller has checked that K divides N, that all lengths are at least 0 and that
+// cache_len[b] + num_tokens[b] <= S.
+struct AttentionArgs {
+  int64_t batch_size;      // B
+  int64_t num_positions;   // T
+  int64_t cache_size;      // S
+  int64_t num_heads;       // N
+  int64_t num_kv_heads;    // K
+  int64_t head_dim;        // H
+  float scale;
+  DType dtype;             // of query, key, value and out
+  DType cache_dtype;       // of both caches
+  const void* query;       // [B, T, N, H]
+  const void* key;         // [B, T, K, H]
+  const void* value;       // [B, T, K, H]
+  void* k_cache;           // [B, K, S, H]
+  void* v_cache;           // [B, K, S, H]
+  const int32_t* cache_len;   // [B]
+  const int32_t* num_tokens;  // [B]
+  void* out;               // [B, T, N, H]
+};
+
+void Attention(const AttentionArgs& args);
+
+}  // namespace poptransformer
+
+#endif  // POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_

@@ -1,0 +1,125 @@
+// XLA binding of attention: checks, then plain pointers. attention.h has the meaning.
+#include "attention/attention.h"
+
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "common/ffi_checks.h"
+#include "common/manifest.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace poptransformer {
+namespace {
+
+ffi::Error Invalid(const std::string& message) { return ffi::Error::InvalidArgument("attention: " + message); }
+
+ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer value, ffi::AnyBuffer k_cache,
+                        ffi::AnyBuffer v_cache, ffi::Buffer<ffi::S32> cache_len, ffi::Buffer<ffi::S32> num_tokens,
+                        ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_k_cache,
+                        ffi::Result<ffi::AnyBuffer> new_v_cache, float scale) {
+  const Shape q = query.dimensions(), k = key.dimensions(), c = k_cache.dimensions();
+  if (q.size() != 4 || k.size() != 4 || c.size() != 4) {
+    return Invalid("query [B, T, N, H], key [B, T, K, H] and k_cache [B, K, S, H] have 4 axes each; got " + ShapeText(q) +
+                   ", " + ShapeText(k) + ", " + ShapeText(c));
+  }
+  AttentionArgs a;
+  a.batch_size = q[0];
+  a.num_positions = q[1];
+  a.num_heads = q[2];
+  a.head_dim = q[3];
+  a.num_kv_heads = k[2];
+  a.cache_size = c[2];
+  const struct {
+    const char* name;
+    Shape shape;
+    std::initializer_list<int64_t> wanted;
+  } shapes[] = {
+      {"key", k, {a.batch_size, a.num_positions, a.num_kv_heads, a.head_dim}},
+      {"value", value.dimensions(), {a.batch_size, a.num_positions, a.num_kv_heads, a.head_dim}},
+      {"k_cache", c, {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
+      {"v_cache", v_cache.dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
+      {"cache_len", cache_len.dimensions(), {a.batch_size}},
+      {"num_tokens", num_tokens.dimensions(), {a.batch_size}},
+      {"out", out->dimensions(), {a.batch_size, a.num_positions, a.num_heads, a.head_dim}},
+      {"result k_cache", new_k_cache->dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
+      {"result v_cache", new_v_cache->dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
+  };
+  for (const auto& [name, shape, wanted] : shapes) {
+    if (!IsShape(shape, wanted)) {
+      return Invalid(std::string(name) + " has shape " + ShapeText(shape) + ", which does not fit query " + ShapeText(q) +
+                     ", key " + ShapeText(k) + " and k_cache " + ShapeText(c));
+    }
+  }
+  if (a.num_kv_heads == 0 || a.num_heads % a.num_kv_heads != 0) {
+    return Invalid("N = " + std::to_string(a.num_heads) + " query heads is not a multiple of K = " +
+                   std::to_string(a.num_kv_heads) + " key/value heads");
+  }
+
+  const std::optional<DType> dtype = FloatType(query.element_type());
+  const std::optional<DType> cache_dtype = FloatType(k_cache.element_type());
+  if (!dtype || !cache_dtype) return Invalid("query and caches must be float32, bfloat16 or float16");
+  if (key.element_type() != query.element_type() || value.element_type() != query.element_type() ||
+      out->element_type() != query.element_type()) {
+    return Invalid("query, key, value and out must have one dtype");
+  }
+  if (v_cache.element_type() != k_cache.element_type() || new_k_cache->element_type() != k_cache.element_type() ||
+      new_v_cache->element_type() != k_cache.element_type()) {
+    return Invalid("k_cache and v_cache must have one dtype");
+  }
+  a.dtype = *dtype;
+  a.cache_dtype = *cache_dtype;
+
+  a.cache_len = cache_len.typed_data();
+  a.num_tokens = num_tokens.typed_data();
+  for (int64_t b = 0; b < a.batch_size; ++b) {
+    const int64_t cached = a.cache_len[b], tokens = a.num_tokens[b];
+    if (cached < 0 || tokens < 0 || tokens > a.num_positions || cached + tokens > a.cache_size) {
+      return Invalid("row " + std::to_string(b) + ": cache_len " + std::to_string(cached) + " and num_tokens " +
+                     std::to_string(tokens) + " do not fit " + std::to_string(a.cache_size) + " cached positions and " +
+                     std::to_string(a.num_positions) + " new ones");
+    }
+  }
+
+  // XLA aliases the results to the arguments; where it could not, the old contents are copied.
+  if (new_k_cache->untyped_data() != k_cache.untyped_data()) {
+    std::memcpy(new_k_cache->untyped_data(), k_cache.untyped_data(), k_cache.size_bytes());
+  }
+  if (new_v_cache->untyped_data() != v_cache.untyped_data()) {
+    std::memcpy(new_v_cache->untyped_data(), v_cache.untyped_data(), v_cache.size_bytes());
+  }
+  a.scale = scale;
+  a.query = query.untyped_data();
+  a.key = key.untyped_data();
+  a.value = value.untyped_data();
+  a.k_cache = new_k_cache->untyped_data();
+  a.v_cache = new_v_cache->untyped_data();
+  a.out = out->untyped_data();
+  Attention(a);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+POPTRANSFORMER_LIST_OP(attention, 1);
+
+}  // namespace poptransformer
+
+#pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, poptransformer::AttentionFfi,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()         // query [B, T, N, H]
+                                  .Arg<ffi::AnyBuffer>()         // key [B, T, K, H]
+                                  .Arg<ffi::AnyBuffer>()         // value [B, T, K, H]
+                                  .Arg<ffi::AnyBuffer>()         // k_cache [B, K, S, H]
+                                  .Arg<ffi::AnyBuffer>()         // v_cache [B, K, S, H]
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // cache_len [B]
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // num_tokens [B]
+                                  .Ret<ffi::AnyBuffer>()         // out [B, T, N, H]
+                                  .Ret<ffi::AnyBuffer>()         // k_cache, aliased to the argument
+                                  .Ret<ffi::AnyBuffer>()         // v_cache, aliased to the argument
+                                  .Attr<float>("scale"));
+#pragma GCC visibility pop

@@ -1,0 +1,602 @@
+// Decode chunks and prefill tiles; compiled once per instruction set, see simd.h.
+//
+// Decode is bound by reading the cache, so a chunk reads each key and value once for all G = N / K query heads: dot products in
+// blocks of kLanes positions that end in one vector of sums, softmax over the chunk, then the weighted values in registers.
+//
+// Prefill is bound by multiply-adds. Queries lie across the lanes, so that softmax needs no sums across lanes, and keys and
+// values are broadcast one feature at a time, so that neither is transposed and head_dim needs no padding:
+//   scores^T [positions, queries] = keys [positions, H] * query^T [H, queries]
+//   out^T    [H, queries]         = out^T * rescale + values^T [H, positions] * weights^T [positions, queries]
+// Both are one routine, kBlockRows by kBlockVectors registers. A block of kKeyBlock positions is first widened to float32 in
+// scratch; running maxima and sums keep memory independent of the context length.
+#include "attention/attention_kernel.h"
+
+#include "common/simd.h"
+
+namespace poptransformer {
+namespace POPTRANSFORMER_ISA_NAMESPACE {
+namespace {
+
+POPTRANSFORMER_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+POPTRANSFORMER_INLINE int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+POPTRANSFORMER_INLINE int64_t PaddedDim(const AttentionArgs& a) { return RoundUp(a.head_dim, kLanes); }
+POPTRANSFORMER_INLINE int64_t GroupSize(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
+
+// ---- Rows of any dtype ----------------------------------------------------------------------------------------------
+
+template <typename T>
+void Widen(const T* in, int64_t n, float factor, float* out) {
+  const Vec factors = Broadcast(factor);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(out + i, Mul(Load(in + i), factors));
+  if (i < n) StorePartial(out + i, Mul(LoadPartial(in + i, static_cast<int>(n - i)), factors), static_cast<int>(n - i));
+}
+
+template <typename T>
+void Narrow(const float* in, int64_t n, T* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) StorePartial(out + i, Load(in + i), kLanes);
+  if (i < n) StorePartial(out + i, LoadPartial(in + i, static_cast<int>(n - i)), static_cast<int>(n - i));
+}
+
+// Elements [offset, offset + n) of a buffer, times factor.
+void WidenFrom(DType dtype, const void* buffer, int64_t offset, int64_t n, float factor, float* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return Widen(static_cast<const float*>(buffer) + offset, n, factor, out);
+    case DType::kBfloat16:
+      return Widen(static_cast<const Bfloat16*>(buffer) + offset, n, factor, out);
+    case DType::kFloat16:
+      return Widen(static_cast<const Float16*>(buffer) + offset, n, factor, out);
+  }
+}
+
+void NarrowTo(DType dtype, const float* in, int64_t n, void* buffer, int64_t offset) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return Narrow(in, n, static_cast<float*>(buffer) + offset);
+    case DType::kBfloat16:
+      return Narrow(in, n, static_cast<Bfloat16*>(buffer) + offset);
+    case DType::kFloat16:
+      return Narrow(in, n, static_cast<Float16*>(buffer) + offset);
+  }
+}
+
+POPTRANSFORMER_INLINE int64_t TokenOffset(const AttentionArgs& a, int64_t row, int64_t token, int64_t heads, int64_t head) {
+  return ((row * a.num_positions + token) * heads + head) * a.head_dim;
+}
+
+POPTRANSFORMER_INLINE int64_t CacheOffset(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t position) {
+  return ((row * a.num_kv_heads + kv_head) * a.cache_size + position) * a.head_dim;
+}
+
+// Writes key and value of one new token into the caches; `line` has room for H floats.
+void AppendToken(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t token, float* line) {
+  const int64_t from = TokenOffset(a, row, token, a.num_kv_heads, kv_head);
+  const int64_t to = CacheOffset(a, row, kv_head, a.cache_len[row] + token);
+  if (a.dtype == a.cache_dtype) {
+    const int64_t width = ByteWidth(a.dtype);
+    const int64_t bytes = a.head_dim * width;
+    memcpy(static_cast<char*>(a.k_cache) + to * width, static_cast<const char*>(a.key) + from * width, bytes);
+    memcpy(static_cast<char*>(a.v_cache) + to * width, static_cast<const char*>(a.value) + from * width, bytes);
+    return;
+  }
+  WidenFrom(a.dtype, a.key, from, a.head_dim, 1.0f, line);
+  NarrowTo(a.cache_dtype, line, a.head_dim, a.k_cache, to);
+  WidenFrom(a.dtype, a.value, from, a.head_dim, 1.0f, line);
+  NarrowTo(a.cache_dtype, line, a.head_dim, a.v_cache, to);
+}
+
+// ---- Decode ---------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kHeadBlock = 4;                            // query heads that share a loaded key or value
+constexpr int kValueVectors = kLanes == 16 ? 4 : 2;          // vectors of out kept in registers per query head
+constexpr int64_t kValueRows = 64;                           // positions whose values stay in L1 between passes over H
+constexpr int64_t kScoreStride = kDecodeChunk + 2 * kLanes;  // the last block of positions may reach over the end
+
+POPTRANSFORMER_INLINE int64_t PaddedGroup(const AttentionArgs& a) { return RoundUp(GroupSize(a), kHeadBlock); }
+
+int64_t DecodeScratchFloats(const AttentionArgs& a) {
+  return PaddedGroup(a) * (PaddedDim(a) + kScoreStride)  // queries, scores
+         + PaddedDim(a);                                 // one row
+}
+
+// One chunk: out [G, PaddedDim] not yet divided, then sums [G], then maxima [G].
+int64_t DecodePartialFloats(const AttentionArgs& a) { return GroupSize(a) * (PaddedDim(a) + 2); }
+
+// Asks for n bytes that will be read a little later. The hardware's prefetchers stop at every 4 KiB page; asking ahead, a few
+// lines between the arithmetic, reads memory about a quarter faster. Past the end of a buffer it does nothing.
+constexpr int64_t kPrefetchBytes = 2048;
+POPTRANSFORMER_INLINE void PrefetchAfter(const void* p, int64_t n) {
+  const char* const bytes = static_cast<const char*>(p) + kPrefetchBytes;
+  POPTRANSFORMER_UNROLL
+  for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(bytes + i);
+}
+
+// Scores of kPositions positions and kHeads query heads. `last` is the last row of keys there is; scores past it mean nothing.
+template <int kPositions, int kHeads, typename T>
+POPTRANSFORMER_INLINE void ScoreBlock(const T* keys, int64_t first, int64_t last, int64_t dim, const float* query,
+                                      int64_t query_stride, float* scores) {
+  static_assert(kPositions * kHeads == kLanes, "one vector of sums");
+  const T* rows[kPositions];
+  POPTRANSFORMER_UNROLL
+  for (int p = 0; p < kPositions; ++p) rows[p] = keys + Min(first + p, last) * dim;
+  Vec sums[kLanes];
+  POPTRANSFORMER_UNROLL
+  for (int i = 0; i < kLanes; ++i) sums[i] = Zero();
+  int64_t h = 0;
+  for (; h + kLanes <= dim; h += kLanes) {
+    PrefetchAfter(keys + first * dim + h * kPositions, kPositions * kLanes * sizeof(T));
+    Vec key[kPositions];
+    POPTRANSFORMER_UNROLL
+    for (int p = 0; p < kPositions; ++p) key[p] = Load(rows[p] + h);
+    POPTRANSFORMER_UNROLL
+    for (int g = 0; g < kHeads; ++g) {
+      const Vec q = Load(query + g * query_stride + h);
+      POPTRANSFORMER_UNROLL
+      for (int p = 0; p < kPositions; ++p) sums[g * kPositions + p] = MultiplyAdd(key[p], q, sums[g * kPositions + p]);
+    }
+  }
+  if (h < dim) {
+    const int rest = static_cast<int>(dim - h);
+    Vec key[kPositions];
+    POPTRANSFORMER_UNROLL
+    for (int p = 0; p < kPositions; ++p) key[p] = LoadPartial(rows[p] + h, rest);
+    POPTRANSFORMER_UNROLL
+    for (int g = 0; g < kHeads; ++g) {
+      const Vec q = Load(query + g * query_stride + h);
+      POPTRANSFORMER_UNROLL
+      for (int p = 0; p < kPositions; ++p) sums[g * kPositions + p] = MultiplyAdd(key[p], q, sums[g * kPositions + p]);
+    }
+  }
+  const Vec all = ReduceAddAll(sums);
+  if (kHeads == 1) {
+    Store(scores + first, all);
+    return;
+  }
+  float lanes[kLanes];
+  Store(lanes, all);
+  POPTRANSFORMER_UNROLL
+  for (int g = 0; g < kHeads; ++g) {
+    memcpy(scores + g * kScoreStride + first, lanes + g * kPositions, kPositions * sizeof(float));
+  }
+}
+
+template <int kHeads, typename T>
+POPTRANSFORMER_INLINE void ScoreLanes(const T* keys, int64_t first, int64_t last, int64_t dim, const float* query,
+                                      int64_t query_stride, float* scores) {
+  constexpr int kPositions = kLanes / kHeads;
+  for (int i = 0; i < kHeads; ++i) {
+    ScoreBlock<kPositions, kHeads>(keys, first + i * kPositions, last, dim, query, query_stride, scores);
+  }
+}
+
+// out[g] += sum over n rows of weights[g, s] * values[s], for kHeads query heads and kVectors vectors of features. The last
+// vector has `rest` features if that is not 0. Rows are taken kHeadBlock / kHeads at a time, to have independent sums.
+template <int kHeads, int kVectors, bool kPartial, typename T>
+POPTRANSFORMER_INLINE void WeightedSum(const T* values, int64_t n, int64_t dim, int rest, const float* weights, float* out,
+                                       int64_t out_stride) {
+  constexpr int kRows = static_cast<int>(kHeadBlock) / kHeads;
+  Vec sums[kRows][kHeads][kVectors];
+  POPTRANSFORMER_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    POPTRANSFORMER_UNROLL
+    for (int g = 0; g < kHeads; ++g) {
+      POPTRANSFORMER_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][g][v] = r == 0 ? Load(out + g * out_stride + v * kLanes) : Zero();
+    }
+  }
+  const auto add_row = [&](int64_t s, Vec(&into)[kHeads][kVectors]) __attribute__((always_inline)) {
+    Vec value[kVectors];
+    POPTRANSFORMER_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const T* from = values + s * dim + v * kLanes;
+      value[v] = kPartial && v == kVectors - 1 ? LoadPartial(from, rest) : Load(from);
+    }
+    POPTRANSFORMER_UNROLL
+    for (int g = 0; g < kHeads; ++g) {
+      const Vec weight = Broadcast(weights[g * kScoreStride + s]);
+      POPTRANSFORMER_UNROLL
+      for (int v = 0; v < kVectors; ++v) into[g][v] = MultiplyAdd(weight, value[v], into[g][v]);
+    }
+  };
+  int64_t s = 0;
+  for (; s + kRows <= n; s += kRows) {
+    for (int r = 0; r < kRows; ++r) PrefetchAfter(values + (s + r) * dim, kVectors * kLanes * sizeof(T));
+    POPTRANSFORMER_UNROLL
+    for (int r = 0; r < kRows; ++r) add_row(s + r, sums[r]);
+  }
+  for (; s < n; ++s) add_row(s, sums[0]);
+  POPTRANSFORMER_UNROLL
+  for (int g = 0; g < kHeads; ++g) {
+    POPTRANSFORMER_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      Vec sum = sums[0][g][v];
+      POPTRANSFORMER_UNROLL
+      for (int r = 1; r < kRows; ++r) sum = Add(sum, sums[r][g][v]);
+      Store(out + g * out_stride + v * kLanes, sum);
+    }
+  }
+}
+
+template <int kHeads, int kVectors, typename T>
+void WeightedSumOfWidth(const T* values, int64_t n, int64_t dim, int rest, const float* weights, float* out,
+                        int64_t out_stride) {
+  if (rest == 0) {
+    WeightedSum<kHeads, kVectors, false>(values, n, dim, rest, weights, out, out_stride);
+  } else {
+    WeightedSum<kHeads, kVectors, true>(values, n, dim, rest, weights, out, out_stride);
+  }
+}
+
+// All H features for kHeads query heads.
+template <int kHeads, typename T>
+void WeightedSums(const T* values, int64_t n, int64_t dim, const float* weights, float* out, int64_t out_stride) {
+  for (int64_t h = 0; h < dim; h += kValueVectors * kLanes) {
+    const int64_t features = Min(dim - h, kValueVectors * kLanes);
+    const int rest = static_cast<int>(features % kLanes);
+    switch ((features + kLanes - 1) / kLanes) {
+      case 1:
+        WeightedSumOfWidth<kHeads, 1>(values + h, n, dim, rest, weights, out + h, out_stride);
+        break;
+      case 2:
+        WeightedSumOfWidth<kHeads, 2>(values + h, n, dim, rest, weights, out + h, out_stride);
+        break;
+      case 3:
+        if (kValueVectors >= 3) {
+          WeightedSumOfWidth<kHeads, kValueVectors < 3 ? 1 : 3>(values + h, n, dim, rest, weights, out + h, out_stride);
+        }
+        break;
+      case 4:
+        if (kValueVectors >= 4) {
+          WeightedSumOfWidth<kHeads, kValueVectors < 4 ? 1 : 4>(values + h, n, dim, rest, weights, out + h, out_stride);
+        }
+        break;
+    }
+  }
+}
+
+template <typename T>
+void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* partial, float* scratch) {
+  const int64_t dim = a.head_dim, padded = PaddedDim(a), group = GroupSize(a);
+  float* const query = scratch;                                    // [PaddedGroup, PaddedDim], scaled
+  float* const scores = query + PaddedGroup(a) * padded;           // [PaddedGroup, kScoreStride]
+  float* const line = scores + PaddedGroup(a) * kScoreStride;      // [PaddedDim]
+  float* const out = partial;                                      // [G, PaddedDim]
+  float* const sums = partial + group * padded;                    // [G]
+  float* const maxima = sums + group;                              // [G]
+
+  if (chunk.end > a.cache_len[chunk.row]) AppendToken(a, chunk.row, chunk.kv_head, 0, line);
+
+  for (int64_t g = 0; g < PaddedGroup(a); ++g) {
+    float* const q = query + g * padded;
+    for (int64_t h = dim / kLanes * kLanes; h < padded; h += kLanes) Store(q + h, Zero());
+    if (g < group) {
+      WidenFrom(a.dtype, a.query, TokenOffset(a, chunk.row, 0, a.num_heads, chunk.kv_head * group + g), dim, a.scale, q);
+    } else {
+      for (int64_t h = 0; h < padded; h += kLanes) Store(q + h, Zero());
+    }
+  }
+
+  const int64_t n = chunk.end - chunk.begin;
+  const int64_t offset = CacheOffset(a, chunk.row, chunk.kv_head, chunk.begin);
+  const T* const keys = static_cast<const T*>(a.k_cache) + offset;
+  const T* const values = static_cast<const T*>(a.v_cache) + offset;
+  for (int64_t s = 0; s < n; s += kLanes) {
+    for (int64_t g = 0; g < group;) {
+      const float* q = query + g * padded;
+      float* to = scores + g * kScoreStride;
+      const int64_t left = group - g;
+      if (left >= 3) {
+        ScoreLanes<4>(keys, s, n - 1, dim, q, padded, to);
+        g += 4;
+      } else if (left == 2) {
+        ScoreLanes<2>(keys, s, n - 1, dim, q, padded, to);
+        g += 2;
+      } else {
+        ScoreLanes<1>(keys, s, n - 1, dim, q, padded, to);
+        g += 1;
+      }
+    }
+  }
+
+  for (int64_t g = 0; g < group; ++g) {
+    float* const weights = scores + g * kScoreStride;
+    for (int64_t s = n; s < RoundUp(n, kLanes); ++s) weights[s] = -kInfinity;
+    Vec maximum = Load(weights);
+    for (int64_t s = kLanes; s < n; s += kLanes) maximum = Max(maximum, Load(weights + s));
+    maxima[g] = ReduceMax(maximum);
+    maximum = Broadcast(maxima[g]);
+    Vec sum = Zero();
+    for (int64_t s = 0; s < n; s += kLanes) {
+      const Vec weight = Exp(Sub(Load(weights + s), maximum));
+      Store(weights + s, weight);
+      sum = Add(sum, weight);
+    }
+    sums[g] = ReduceAdd(sum);
+    for (int64_t h = 0; h < padded; h += kLanes) Store(out + g * padded + h, Zero());
+  }
+
+  for (int64_t s = 0; s < n; s += kValueRows) {
+    const int64_t rows = Min(kValueRows, n - s);
+    for (int64_t g = 0; g < group;) {
+      const float* weights = scores + g * kScoreStride + s;
+      float* to = out + g * padded;
+      const int64_t left = group - g;
+      if (left >= 4) {
+        WeightedSums<4>(values + s * dim, rows, dim, weights, to, padded);
+        g += 4;
+      } else if (left >= 2) {
+        WeightedSums<2>(values + s * dim, rows, dim, weights, to, padded);
+        g += 2;
+      } else {
+        WeightedSums<1>(values + s * dim, rows, dim, weights, to, padded);
+        g += 1;
+      }
+    }
+  }
+}
+
+void DecodeChunkAny(const AttentionArgs& a, const DecodeChunk& chunk, float* partial, float* scratch) {
+  switch (a.cache_dtype) {
+    case DType::kFloat32:
+      return DecodeChunkOf<float>(a, chunk, partial, scratch);
+    case DType::kBfloat16:
+      return DecodeChunkOf<Bfloat16>(a, chunk, partial, scratch);
+    case DType::kFloat16:
+      return DecodeChunkOf<Float16>(a, chunk, partial, scratch);
+  }
+}
+
+void DecodeMerge(const AttentionArgs& a, int64_t row, int64_t kv_head, const float* partials, int64_t num_chunks,
+                 float* scratch) {
+  const int64_t padded = PaddedDim(a), group = GroupSize(a), stride = DecodePartialFloats(a);
+  float* const line = scratch;  // [PaddedDim]
+  for (int64_t g = 0; g < group; ++g) {
+    const float* const outs = partials + g * padded;
+    const float* const sums = partials + group * padded + g;
+    const float* const maxima = sums + group;
+    float maximum = maxima[0];
+    for (int64_t c = 1; c < num_chunks; ++c) maximum = maxima[c * stride] > maximum ? maxima[c * stride] : maximum;
+    Vec sum = Zero();
+    for (int64_t h = 0; h < padded; h += kLanes) Store(line + h, Zero());
+    for (int64_t c = 0; c < num_chunks; ++c) {
+      const Vec factor = Exp(Broadcast(maxima[c * stride] - maximum));
+      sum = MultiplyAdd(factor, Broadcast(sums[c * stride]), sum);
+      for (int64_t h = 0; h < padded; h += kLanes) {
+        Store(line + h, MultiplyAdd(factor, Load(outs + c * stride + h), Load(line + h)));
+      }
+    }
+    for (int64_t h = 0; h < padded; h += kLanes) Store(line + h, Div(Load(line + h), sum));
+    NarrowTo(a.dtype, line, a.head_dim, a.out, TokenOffset(a, row, 0, a.num_heads, kv_head * group + g));
+  }
+}
+
+// ---- Prefill --------------------------------------------------------------------------------------------------------
+
+constexpr int kBlockRows = kLanes == 4 ? 4 : 6;
+constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
+constexpr int64_t kKeyBlock = 96;  // positions: a multiple of kBlockRows; keys, values and scores of a block stay in L2
+
+int64_t PrefillScratchFloats(const AttentionArgs& a) {
+  const int64_t padded = PaddedDim(a);
+  return kMaxTileQueries * padded * 3   // query^T, out^T, one of them row by row
+         + 2 * kKeyBlock * padded       // keys, values
+         + kKeyBlock * kMaxTileQueries  // scores^T
+         + 4 * kMaxTileQueries;         // maxima, sums, rescale, limits
+}
+
+// c [rows, kVectors] = sum over d of a[row * a_row + d * a_depth] * b[d, :], plus c * rescale if there is one.
+template <int kRows, int kVectors>
+POPTRANSFORMER_INLINE void MultiplyBlock(int64_t depth, const float* a, int64_t a_row, int64_t a_depth, const float* b,
+                                         int64_t b_stride, const float* rescale, float* c, int64_t c_stride) {
+  Vec sums[kRows][kVectors];
+  POPTRANSFORMER_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    POPTRANSFORMER_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = rescale ? Mul(Load(c + r * c_stride + v * kLanes), Load(rescale + v * kLanes)) : Zero();
+    }
+  }
+  for (int64_t d = 0; d < depth; ++d) {
+    Vec row_of_b[kVectors];
+    POPTRANSFORMER_UNROLL
+    for (int v = 0; v < kVectors; ++v) row_of_b[v] = Load(b + d * b_stride + v * kLanes);
+    POPTRANSFORMER_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const Vec factor = Broadcast(a[r * a_row + d * a_depth]);
+      POPTRANSFORMER_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = MultiplyAdd(factor, row_of_b[v], sums[r][v]);
+    }
+  }
+  POPTRANSFORMER_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    POPTRANSFORMER_UNROLL
+    for (int v = 0; v < kVectors; ++v) Store(c + r * c_stride + v * kLanes, sums[r][v]);
+  }
+}
+
+template <int kVectors>
+void MultiplyColumns(int64_t rows, int64_t depth, const float* a, int64_t a_row, int64_t a_depth, const float* b,
+                     int64_t stride, const float* rescale, float* c) {
+  int64_t r = 0;
+  for (; r + kBlockRows <= rows; r += kBlockRows) {
+    MultiplyBlock<kBlockRows, kVectors>(depth, a + r * a_row, a_row, a_depth, b, stride, rescale, c + r * stride, stride);
+  }
+  a += r * a_row;
+  c += r * stride;
+  switch (rows - r) {
+    case 1:
+      return MultiplyBlock<1, kVectors>(depth, a, a_row, a_depth, b, stride, rescale, c, stride);
+    case 2:
+      return MultiplyBlock<2, kVectors>(depth, a, a_row, a_depth, b, stride, rescale, c, stride);
+    case 3:
+      return MultiplyBlock<3, kVectors>(depth, a, a_row, a_depth, b, stride, rescale, c, stride);
+    case 4:
+      return MultiplyBlock<4, kVectors>(depth, a, a_row, a_depth, b, stride, rescale, c, stride);
+    case 5:
+      return MultiplyBlock<5, kVectors>(depth, a, a_row, a_depth, b, stride, rescale, c, stride);
+  }
+}
+
+// c [rows, width] as in MultiplyBlock; b and c have rows of `width` floats, a multiple of kLanes.
+void Multiply(int64_t rows, int64_t depth, const float* a, int64_t a_row, int64_t a_depth, const float* b, int64_t width,
+              const float* rescale, float* c) {
+  for (int64_t column = 0; column < width;) {
+    const int64_t left = (width - column) / kLanes;
+    const float* const factors = rescale ? rescale + column : nullptr;
+    if (left >= kBlockVectors) {
+      MultiplyColumns<kBlockVectors>(rows, depth, a, a_row, a_depth, b + column, width, factors, c + column);
+      column += kBlockVectors * kLanes;
+    } else if (left >= 2) {
+      MultiplyColumns<2>(rows, depth, a, a_row, a_depth, b + column, width, factors, c + column);
+      column += 2 * kLanes;
+    } else {
+      MultiplyColumns<1>(rows, depth, a, a_row, a_depth, b + column, width, factors, c + column);
+      column += kLanes;
+    }
+  }
+}
+
+// out [columns, rows] = in^T; rows, columns and strides are multiples of kLanes.
+void TransposeMatrix(const float* in, int64_t rows, int64_t columns, float* out) {
+  for (int64_t r = 0; r < rows; r += kLanes) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      Vec block[kLanes];
+      POPTRANSFORMER_UNROLL
+      for (int i = 0; i < kLanes; ++i) block[i] = Load(in + (r + i) * columns + c);
+      Transpose(block);
+      POPTRANSFORMER_UNROLL
+      for (int i = 0; i < kLanes; ++i) Store(out + (c + i) * rows + r, block[i]);
+    }
+  }
+}
+
+// Rows [begin, end) of one head as float32: below cache_len from the cache, then from the new tokens, rounded as in the cache.
+template <typename T>
+void PackRows(const AttentionArgs& a, int64_t row, int64_t kv_head, const void* cache, const void* tokens, int64_t begin,
+              int64_t end, float* out) {
+  const int64_t dim = a.head_dim, cached = a.cache_len[row];
+  const int64_t split = begin > cached ? begin : Min(end, cached);
+  if (split > begin) {
+    Widen(static_cast<const T*>(cache) + CacheOffset(a, row, kv_head, begin), (split - begin) * dim, 1.0f, out);
+  }
+  for (int64_t s = split; s < end; ++s) {
+    float* const line = out + (s - begin) * dim;
+    WidenFrom(a.dtype, tokens, TokenOffset(a, row, s - cached, a.num_kv_heads, kv_head), dim, 1.0f, line);
+    if (a.dtype == a.cache_dtype || a.cache_dtype == DType::kFloat32) continue;
+    for (int64_t h = 0; h < dim; h += kLanes) {
+      const int lanes = static_cast<int>(Min(kLanes, dim - h));
+      T narrow[kLanes];
+      StorePartial(narrow, LoadPartial(line + h, lanes), lanes);
+      StorePartial(line + h, LoadPartial(narrow, lanes), lanes);
+    }
+  }
+}
+
+template <typename T>
+void PrefillTileOf(const AttentionArgs& a, const PrefillTile& tile, float* scratch) {
+  const int64_t dim = a.head_dim, padded = PaddedDim(a), cached = a.cache_len[tile.row];
+  const int64_t num_queries = tile.num_heads * tile.num_tokens, width = RoundUp(num_queries, kLanes);
+  float* const query = scratch;                          // [PaddedDim, width]
+  float* const out = query + padded * kMaxTileQueries;   // [PaddedDim, width]
+  float* const lines = out + padded * kMaxTileQueries;   // [width, PaddedDim]
+  float* const keys = lines + padded * kMaxTileQueries;  // [kKeyBlock, H]
+  float* const values = keys + kKeyBlock * padded;       // [kKeyBlock, H]
+  float* const scores = values + kKeyBlock * padded;     // [kKeyBlock, width]
+  float* const maxima = scores + kKeyBlock * kMaxTileQueries;  // [width], as the next three
+  float* const sums = maxima + kMaxTileQueries;
+  float* const rescale = sums + kMaxTileQueries;
+  float* const limits = rescale + kMaxTileQueries;
+
+  if (tile.first_head == 0) {
+    for (int64_t t = 0; t < tile.num_tokens; ++t) AppendToken(a, tile.row, tile.kv_head, tile.first_token + t, lines);
+  }
+
+  // Query i of the tile is head i % num_heads of token i / num_heads.
+  const int64_t first_head = tile.kv_head * GroupSize(a) + tile.first_head;
+  const auto query_offset = [&](int64_t i) {
+    return TokenOffset(a, tile.row, tile.first_token + i / tile.num_heads, a.num_heads, first_head + i % tile.num_heads);
+  };
+  for (int64_t i = 0; i < width; ++i) {
+    float* const line = lines + i * padded;
+    for (int64_t h = i < num_queries ? dim / kLanes * kLanes : 0; h < padded; h += kLanes) Store(line + h, Zero());
+    if (i < num_queries) WidenFrom(a.dtype, a.query, query_offset(i), dim, a.scale, line);
+  }
+  TransposeMatrix(lines, width, padded, query);
+  for (int64_t i = 0; i < padded * width; i += kLanes) Store(out + i, Zero());
+  for (int64_t i = 0; i < width; i += kLanes) {
+    Store(maxima + i, Broadcast(-kInfinity));
+    Store(sums + i, Zero());
+  }
+
+  const int64_t least_visible = cached + tile.first_token + 1;  // positions that the tile's first token sees
+  const int64_t most_visible = least_visible + tile.num_tokens - 1;
+  for (int64_t begin = 0; begin < most_visible; begin += kKeyBlock) {
+    const int64_t n = Min(kKeyBlock, most_visible - begin);
+    const bool is_masked = begin + n > least_visible;
+    PackRows<T>(a, tile.row, tile.kv_head, a.k_cache, a.key, begin, begin + n, keys);
+    PackRows<T>(a, tile.row, tile.kv_head, a.v_cache, a.value, begin, begin + n, values);
+    Multiply(n, dim, keys, dim, 1, query, width, nullptr, scores);
+
+    if (is_masked) {  // how many of the block's positions each query sees; idle lanes see as many as the last
+      for (int64_t i = 0; i < width; ++i) {
+        limits[i] = static_cast<float>(least_visible + Min(i, num_queries - 1) / tile.num_heads - begin);
+      }
+    }
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const Vec before = Load(maxima + i);
+      Vec maximum = before;
+      if (is_masked) {
+        const Vec limit = Load(limits + i);
+        for (int64_t s = 0; s < n; ++s) {
+          float* const score = scores + s * width + i;
+          const Vec seen = SelectLess(Broadcast(static_cast<float>(s)), limit, Load(score), Broadcast(-kInfinity));
+          Store(score, seen);
+          maximum = Max(maximum, seen);
+        }
+      } else {
+        for (int64_t s = 0; s < n; ++s) maximum = Max(maximum, Load(scores + s * width + i));
+      }
+      const Vec factor = Exp(Sub(before, maximum));
+      Vec sum = Mul(Load(sums + i), factor);
+      for (int64_t s = 0; s < n; ++s) {
+        float* const score = scores + s * width + i;
+        const Vec weight = Exp(Sub(Load(score), maximum));
+        Store(score, weight);
+        sum = Add(sum, weight);
+      }
+      Store(maxima + i, maximum);
+      Store(sums + i, sum);
+      Store(rescale + i, factor);
+    }
+    Multiply(dim, n, values, 1, dim, scores, width, rescale, out);
+  }
+
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec sum = Load(sums + i);
+    for (int64_t h = 0; h < dim; ++h) Store(out + h * width + i, Div(Load(out + h * width + i), sum));
+  }
+  TransposeMatrix(out, padded, width, lines);
+  for (int64_t i = 0; i < num_queries; ++i) NarrowTo(a.dtype, lines + i * padded, dim, a.out, query_offset(i));
+}
+
+void PrefillTileAny(const AttentionArgs& a, const PrefillTile& tile, float* scratch) {
+  switch (a.cache_dtype) {
+    case DType::kFloat32:
+      return PrefillTileOf<float>(a, tile, scratch);
+    case DType::kBfloat16:
+      return PrefillTileOf<Bfloat16>(a, tile, scratch);
+    case DType::kFloat16:
+      return PrefillTileOf<Float16>(a, tile, scratch);
+  }
+}
+
+}  // namespace
+
+AttentionKernels Attention() {
+  return {DecodeScratchFloats, DecodePartialFloats, DecodeChunkAny, DecodeMerge, PrefillScratchFloats, PrefillTileAny};
+}
+
+}  // namespace POPTRANSFORMER_ISA_NAMESPACE
+}  // namespace poptransformer

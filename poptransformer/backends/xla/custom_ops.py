@@ -1,0 +1,211 @@
+"""Our own kernels for the CPU: find the library that `make` builds, check it, register its handlers, call them.
+
+The only module that knows ctypes. Loading happens once per process, at the first call of load_cpu_library.
+"""
+
+import ctypes
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import threading
+
+import jax
+import numpy as np
+
+from poptransformer.errors import UserError
+
+LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
+DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
+# Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
+OPS = {"attention": 1, "gather": 1, "linear": 1}
+MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
+
+_WAY_OUT = "or set session.custom_ops=false for the plain XLA lowering"
+
+_lock = threading.Lock()
+_loaded = None
+
+
+class MissingLibraryError(UserError):
+    """The library has not been built; nothing is wrong with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuLibrary:
+    """The loaded library.
+
+    Attributes:
+      path: where it was found.
+      ops: names of the registered ops.
+      isa: the instruction set its kernels run, "avx512", "avx2" or "portable".
+      num_threads: threads of its pool, the calling one included.
+    """
+
+    path: pathlib.Path
+    ops: tuple
+    isa: str
+    num_threads: int
+    _handle: ctypes.CDLL = dataclasses.field(repr=False, compare=False)
+
+    def read_bandwidth_gb_per_s(self, num_bytes=512 << 20, num_repetitions=9):
+        """Measure how fast all threads together read main memory, in GB/s (1e9 bytes), median of the repetitions.
+
+        Args:
+          num_bytes: size of the buffer that is read, well above the caches; rounded down to 4 MiB, and at least that.
+        Raises: MemoryError if there is no room for the buffer.
+        """
+        measured = self._handle.poptransformer_read_bandwidth_gb_per_s(num_bytes, num_repetitions)
+        if measured <= 0:
+            raise MemoryError(f"no room for the {num_bytes} bytes that the bandwidth measurement reads")
+        return measured
+
+
+def load_cpu_library():
+    """Load the library and register its handlers with XLA under `poptransformer_<op>`, once per process.
+
+    The path is the environment variable POPTRANSFORMER_CUSTOM_OPS, else custom_ops/build/libcustom_ops_cpu.so beside the
+    package.
+
+    Returns: CpuLibrary.
+    Raises: UserError if the library is missing, cannot be loaded, is not ours or is out of date.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _loaded = _load()
+        return _loaded
+
+
+def target_name(op):
+    """The name under which XLA knows the handler of an op."""
+    return f"poptransformer_{op}"
+
+
+def attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+    """Append new keys and values to the caches and attend causally, in one kernel.
+
+    Args:
+      query: [B, T, N, H], float32, bfloat16 or float16.
+      key, value: [B, T, K, H], dtype of query; K divides N, query head n reads key/value head n // (N // K).
+      k_cache, v_cache: [B, K, S, H], one dtype of the same three. Updated in place where XLA may reuse them (donated, or
+        carried through a loop), else copied first.
+      cache_len: [B], int32, positions that are in the cache already.
+      num_tokens: [B], int32, how many of the T positions are real; the others give 0 and write nothing.
+      scale: factor on the scores, a Python number.
+    Returns: out [B, T, N, H] with the dtype of query, k_cache, v_cache.
+    Raises: when run, an XLA error that names the row if cache_len + num_tokens > S or one is negative; nothing is written.
+    """
+    load_cpu_library()
+    call = jax.ffi.ffi_call(
+        target_name("attention"),
+        (
+            jax.ShapeDtypeStruct(query.shape, query.dtype),
+            jax.ShapeDtypeStruct(k_cache.shape, k_cache.dtype),
+            jax.ShapeDtypeStruct(v_cache.shape, v_cache.dtype),
+        ),
+        input_output_aliases={3: 1, 4: 2},
+    )
+    return call(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale=np.float32(scale))
+
+
+def gather(table, indices):
+    """Rows of a table [V, D] of any dtype: indices [...] int32 -> [..., D].
+
+    Raises: when run, an XLA error naming an index outside 0 .. V - 1.
+    """
+    load_cpu_library()
+    result = jax.ShapeDtypeStruct((indices.size, table.shape[1]), table.dtype)
+    rows = jax.ffi.ffi_call(target_name("gather"), result)(table, indices.reshape(indices.size))
+    return rows.reshape(*indices.shape, table.shape[1])
+
+
+def linear(x, weight, bias, out_dtype):
+    """y = x W^T + b for few rows of x, bound by reading the weight once.
+
+    Args:
+      x: [..., I], float32, bfloat16 or float16, at most MAX_LINEAR_ROWS rows in all.
+      weight: [O, I], one of the same dtypes.
+      bias: [O], dtype of x, or None.
+      out_dtype: one of the same dtypes.
+    Returns: [..., O]. Sums are float32; a row's result does not depend on the other rows.
+    """
+    load_cpu_library()
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    bias = jax.numpy.zeros(0, x.dtype) if bias is None else bias.astype(x.dtype)
+    result = jax.ShapeDtypeStruct((rows.shape[0], weight.shape[0]), out_dtype)
+    return jax.ffi.ffi_call(target_name("linear"), result)(rows, weight, bias).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _load():
+    path, shown = _find()
+    handle = _open(path, shown)
+    _check_manifest(shown, handle.poptransformer_manifest().decode())
+    for op in OPS:
+        jax.ffi.register_ffi_target(target_name(op), jax.ffi.pycapsule(getattr(handle, op)), platform="cpu")
+    return CpuLibrary(
+        path=path,
+        ops=tuple(OPS),
+        isa=handle.poptransformer_isa().decode(),
+        num_threads=handle.poptransformer_num_threads(),
+        _handle=handle,
+    )
+
+
+def _find():
+    """The library's path, and how messages name it."""
+    chosen = os.environ.get(LIBRARY_VARIABLE)
+    if chosen:
+        if not os.path.isfile(chosen):
+            raise UserError(f"{chosen}, named by {LIBRARY_VARIABLE}, not found; build it with `make`, {_WAY_OUT}")
+        return pathlib.Path(chosen).resolve(), chosen
+    path = pathlib.Path(__file__).resolve().parents[3] / DEFAULT_LIBRARY
+    if not path.is_file():
+        raise MissingLibraryError(f"{DEFAULT_LIBRARY} not found; build it with `make`, {_WAY_OUT}")
+    return path, DEFAULT_LIBRARY
+
+
+def _open(path, shown):
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UserError(f"{shown} cannot be loaded ({error}); rebuild it with `make clean build`, {_WAY_OUT}") from error
+    try:
+        handle.poptransformer_manifest.restype = ctypes.c_char_p
+        handle.poptransformer_isa.restype = ctypes.c_char_p
+        handle.poptransformer_num_threads.restype = ctypes.c_int
+        handle.poptransformer_read_bandwidth_gb_per_s.restype = ctypes.c_double
+        handle.poptransformer_read_bandwidth_gb_per_s.argtypes = (ctypes.c_int64, ctypes.c_int)
+    except AttributeError as error:
+        raise UserError(
+            f"{shown} is not a library of poptransformer's custom ops ({error}); build one with `make`, {_WAY_OUT}"
+        ) from error
+    return handle
+
+
+def _check_manifest(shown, manifest):
+    """Refuse a library whose manifest (see custom_ops/common/manifest.cc) does not fit the running jaxlib or this module."""
+    entries = [line.split() for line in manifest.splitlines()]
+    built_ffi = next(tuple(map(int, words[1:])) for words in entries if words[0] == "ffi")
+    built_ops = {words[1]: int(words[2]) for words in entries if words[0] == "op"}
+    problems = []
+    if built_ffi != _running_ffi_version():
+        problems.append(
+            "it was built for XLA FFI {}.{}".format(*built_ffi)
+            + ", and jaxlib {} has {}.{}".format(jax.lib.__version__, *_running_ffi_version())
+        )
+    lacking = [op for op in OPS if op not in built_ops]
+    if lacking:
+        problems.append(f"it lacks {', '.join(lacking)}")
+    for op, version in OPS.items():
+        if op in built_ops and built_ops[op] != version:
+            problems.append(f"its {op} has version {built_ops[op]}, wanted {version}")
+    if problems:
+        raise UserError(f"{shown} is out of date: {'; '.join(problems)}; rebuild it with `make`, {_WAY_OUT}")
+
+
+def _running_ffi_version():
+    """(major, minor) of the FFI that the installed jaxlib speaks, read from the headers it ships."""
+    header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
+    return tuple(int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", header)[1]) for part in ("MAJOR", "MINOR"))

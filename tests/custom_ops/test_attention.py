@@ -1,0 +1,287 @@
+"""The attention kernel against the NumPy reference, for every instruction set this machine runs."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poptransformer.backends.xla import custom_ops
+from poptransformer.errors import UserError
+from poptransformer.ops.attention import attention_reference
+
+try:
+    custom_ops.load_cpu_library()
+except UserError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+# Of the result; the inputs are the same numbers on both sides, so this is float32 sums in another order, then one rounding.
+TOLERANCE = {"float32": (2e-5, 2e-6), "bfloat16": (2**-8, 1e-5), "float16": (2**-11, 1e-5)}
+
+
+class Problem:
+    """Random inputs. Cache positions past cache_len hold NaN: nobody may read them."""
+
+    def __init__(self, cache_len, num_tokens, *, T, S, N, K, H, dtype="float32", cache_dtype="float32", seed=0):
+        rng = np.random.default_rng(seed)
+        B = len(cache_len)
+        self.dtype = dtype
+        self.query, self.key, self.value = (
+            rng.standard_normal((B, T, heads, H)).astype(np.float32).astype(DTYPES[dtype]) for heads in (N, K, K)
+        )
+        self.k_cache, self.v_cache = (
+            rng.standard_normal((B, K, S, H)).astype(np.float32).astype(DTYPES[cache_dtype]) for _ in range(2)
+        )
+        self.cache_len, self.num_tokens = np.array(cache_len, np.int32), np.array(num_tokens, np.int32)
+        for b, begin in enumerate(cache_len):
+            self.k_cache[b, :, begin:] = np.nan
+            self.v_cache[b, :, begin:] = np.nan
+        self.scale = H**-0.5
+
+    def inputs(self):
+        return self.query, self.key, self.value, self.k_cache, self.v_cache, self.cache_len, self.num_tokens
+
+    def run(self):
+        return [np.asarray(result) for result in kernel(*self.inputs(), scale=self.scale)]
+
+    def check(self, results=None):
+        out, k_cache, v_cache = self.run() if results is None else results
+        wide = self.query.astype(np.float64)
+        wanted, wanted_k, wanted_v = attention_reference(wide, *self.inputs()[1:], self.scale)
+        assert out.shape == self.query.shape and out.dtype == self.query.dtype
+        rtol, atol = TOLERANCE[self.dtype]
+        np.testing.assert_allclose(out.astype(np.float64), wanted, rtol=rtol, atol=atol)
+        assert_same_bits(k_cache, wanted_k)
+        assert_same_bits(v_cache, wanted_v)
+        return out
+
+
+kernel = jax.jit(custom_ops.attention, static_argnames="scale")
+
+
+def assert_same_bits(actual, wanted):
+    assert actual.dtype == wanted.dtype and actual.shape == wanted.shape
+    np.testing.assert_array_equal(actual.view(np.uint8), wanted.view(np.uint8))
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("T", [1, 7])
+def test_dtypes(dtype, cache_dtype, T):
+    Problem([30, 0, 9], [T, 1, T - 1], T=T, S=40, N=4, K=2, H=80, dtype=dtype, cache_dtype=cache_dtype).check()
+
+
+@pytest.mark.parametrize("H", [1, 3, 16, 31, 64, 127, 128, 129, 256])
+@pytest.mark.parametrize("T", [1, 5])
+def test_head_dims(H, T):
+    Problem([20], [T], T=T, S=32, N=3, K=1, H=H, cache_dtype="bfloat16").check()
+    Problem([20], [T], T=T, S=32, N=2, K=2, H=H).check()
+
+
+@pytest.mark.parametrize("N, K", [(1, 1), (5, 5), (6, 2), (7, 1), (8, 2), (10, 2), (16, 1), (71, 1), (130, 2)])
+@pytest.mark.parametrize("T", [1, 3])
+def test_grouped_heads(N, K, T):
+    Problem([40, 3], [T, T], T=T, S=64, N=N, K=K, H=20).check()
+
+
+@pytest.mark.parametrize("cache_len", [0, 1, 15, 16, 17, 254, 255, 256, 511, 512, 1023])
+def test_decode_lengths(cache_len):
+    """Lengths around a vector of positions and around the chunks that are joined; the longest fills the cache."""
+    Problem([cache_len, 300], [1, 1], T=1, S=1024, N=4, K=2, H=64, cache_dtype="float16").check()
+
+
+@pytest.mark.parametrize("T, cache_len", [(2, 0), (15, 1), (16, 95), (64, 0), (65, 96), (97, 31), (200, 120)])
+def test_prefill_lengths(T, cache_len):
+    """Lengths around tiles of queries and blocks of keys; the longest row fills the cache."""
+    problem = Problem([cache_len, 1, 0], [T, T - 1, T // 2], T=T, S=cache_len + T, N=4, K=2, H=24)
+    out = problem.check()
+    assert not out[1, T - 1 :].any() and not out[2, T // 2 :].any()
+
+
+@pytest.mark.parametrize("T", [1, 4])
+def test_rows_without_tokens(T):
+    out = Problem([6, 0, 8], [0, 0, T], T=T, S=12, N=2, K=1, H=8).check()
+    assert not out[:2].any()
+    assert not Problem([6, 12], [0, 0], T=T, S=12, N=2, K=1, H=8).check().any()
+
+
+def test_empty_axes():
+    Problem([], [], T=1, S=4, N=2, K=1, H=8).check()
+    Problem([2], [0], T=0, S=4, N=2, K=1, H=8).check()
+    Problem([0], [0], T=1, S=0, N=2, K=1, H=8).check()
+
+
+def test_scores_of_every_size():
+    """Softmax must not overflow, nor lose the one large score."""
+    for T in (1, 3):
+        problem = Problem([50], [T], T=T, S=64, N=2, K=1, H=16)
+        problem.query *= 1e3
+        problem.check()
+        problem.query *= 0
+        problem.check()
+
+
+def test_chunked_prefill_then_decode_equals_whole():
+    whole = Problem([0, 0], [150, 140], T=150, S=160, N=6, K=3, H=40, cache_dtype="bfloat16")
+    wanted, wanted_k, wanted_v = whole.run()
+    k_cache, v_cache = whole.k_cache, whole.v_cache
+    lengths = np.zeros(2, np.int32)
+    pieces = []
+    for begin, end in ((0, 70), (70, 71), (71, 148), (148, 149), (149, 150)):
+        num_tokens = np.clip(whole.num_tokens - begin, 0, end - begin).astype(np.int32)
+        new = (x[:, begin:end] for x in (whole.query, whole.key, whole.value))
+        out, k_cache, v_cache = kernel(*new, k_cache, v_cache, lengths, num_tokens, scale=whole.scale)
+        lengths += num_tokens
+        pieces.append(out)
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), wanted, rtol=2e-5, atol=2e-6)
+    assert_same_bits(np.asarray(k_cache), wanted_k)
+    assert_same_bits(np.asarray(v_cache), wanted_v)
+
+
+@pytest.mark.parametrize("T", [1, 6])
+def test_rows_do_not_depend_on_their_neighbours(T):
+    """Bit for bit: the same prompt gives the same tokens alone and in a batch."""
+    together = Problem([700, 3, 290], [T, T, T], T=T, S=720, N=4, K=2, H=64)
+    out = together.run()[0]
+    for b in range(3):
+        alone = [x[b : b + 1] for x in together.inputs()]
+        assert_same_bits(np.asarray(kernel(*alone, scale=together.scale)[0]), out[b : b + 1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_shape(data):
+    K = data.draw(st.integers(1, 3), "K")
+    N = K * data.draw(st.integers(1, 5), "group")
+    T = data.draw(st.sampled_from([1, 1, 2, 33]), "T")
+    S = data.draw(st.sampled_from([33, 300]), "S")
+    H = data.draw(st.sampled_from([1, 8, 17, 48, 66]), "H")
+    rows = data.draw(st.lists(st.tuples(st.integers(0, S), st.integers(0, T)), min_size=1, max_size=3), "rows")
+    lengths = [(cache_len, min(num_tokens, S - cache_len)) for cache_len, num_tokens in rows]
+    dtype, cache_dtype = (data.draw(st.sampled_from(list(DTYPES)), name) for name in ("dtype", "cache_dtype"))
+    cache_len, num_tokens = zip(*lengths, strict=True)
+    Problem(cache_len, num_tokens, T=T, S=S, N=N, K=K, H=H, dtype=dtype, cache_dtype=cache_dtype).check()
+
+
+@pytest.mark.parametrize("cache_len, num_tokens", [([0, 31], [2, 2]), ([0, -1], [2, 1]), ([0, 4], [2, -1]), ([0, 4], [2, 3])])
+def test_rows_that_do_not_fit(cache_len, num_tokens):
+    problem = Problem(cache_len, num_tokens, T=2, S=32, N=2, K=1, H=8)
+    k_cache, v_cache = jnp.asarray(problem.k_cache), jnp.asarray(problem.v_cache)
+    inputs = problem.inputs()
+    wanted = rf"attention: row 1: cache_len {cache_len[1]} and num_tokens {num_tokens[1]} do not fit 32 cached positions"
+    with pytest.raises(Exception, match=wanted):
+        jax.block_until_ready(kernel(*inputs[:3], k_cache, v_cache, *inputs[5:], scale=1.0))
+    assert_same_bits(np.asarray(k_cache), problem.k_cache)
+    assert_same_bits(np.asarray(v_cache), problem.v_cache)
+
+
+def test_shapes_and_dtypes_that_do_not_fit():
+    def error_of(**changes):
+        problem = Problem([1], [1], T=1, S=4, N=2, K=1, H=8)
+        names = ("query", "key", "value", "k_cache", "v_cache", "cache_len", "num_tokens")
+        inputs = dict(zip(names, problem.inputs(), strict=True))
+        with pytest.raises(Exception) as caught:
+            jax.block_until_ready(kernel(**inputs | changes, scale=1.0))
+        return str(caught.value)
+
+    assert "attention: value has shape [1, 1, 1, 7]" in error_of(value=np.zeros((1, 1, 1, 7), np.float32))
+    assert "attention: v_cache has shape [1, 1, 5, 8]" in error_of(v_cache=np.zeros((1, 1, 5, 8), np.float32))
+    assert "have 4 axes each; got [1, 2, 8]" in error_of(query=np.zeros((1, 2, 8), np.float32))
+    assert "N = 3 query heads is not a multiple of K = 2" in error_of(
+        query=np.zeros((1, 1, 3, 8), np.float32),
+        key=np.zeros((1, 1, 2, 8), np.float32),
+        value=np.zeros((1, 1, 2, 8), np.float32),
+        k_cache=np.zeros((1, 2, 4, 8), np.float32),
+        v_cache=np.zeros((1, 2, 4, 8), np.float32),
+    )
+    assert "query, key, value and out must have one dtype" in error_of(key=np.zeros((1, 1, 1, 8), np.float16))
+    assert "must be float32, bfloat16 or float16" in error_of(query=np.zeros((1, 1, 2, 8), np.int32))
+
+
+def test_donated_caches_are_updated_in_place_by_a_loop():
+    num_steps, (B, S, N, K, H) = 20, (2, 48, 4, 2, 16)
+    problem = Problem([0, 0], [num_steps, num_steps], T=num_steps, S=S, N=N, K=K, H=H)
+    wanted, wanted_k, _ = problem.run()
+
+    def loop(query, key, value, k_cache, v_cache):
+        def body(carry):
+            step, k_cache, v_cache, outs = carry
+            q, k, v = (jax.lax.dynamic_slice_in_dim(x, step, 1, axis=1) for x in (query, key, value))
+            lengths, ones = jnp.full(B, step, jnp.int32), jnp.ones(B, jnp.int32)
+            out, k_cache, v_cache = custom_ops.attention(q, k, v, k_cache, v_cache, lengths, ones, problem.scale)
+            return step + 1, k_cache, v_cache, jax.lax.dynamic_update_slice_in_dim(outs, out, step, axis=1)
+
+        start = (jnp.int32(0), k_cache, v_cache, jnp.zeros_like(query))
+        return jax.lax.while_loop(lambda carry: carry[0] < num_steps, body, start)[1:]
+
+    inputs = [jnp.array(x) for x in problem.inputs()[:5]]
+    compiled = jax.jit(loop, donate_argnums=(3, 4)).lower(*inputs).compile()
+    assert f"f32[{B},{K},{S},{H}]{{3,2,1,0}} copy(" not in compiled.as_text()
+    addresses = [x.unsafe_buffer_pointer() for x in inputs[3:]]
+    k_cache, v_cache, outs = compiled(*inputs)
+    assert [k_cache.unsafe_buffer_pointer(), v_cache.unsafe_buffer_pointer()] == addresses
+    np.testing.assert_allclose(outs, wanted, rtol=2e-5, atol=2e-6)
+    assert_same_bits(np.asarray(k_cache), wanted_k)
+
+
+def test_calls_from_several_threads_at_once():
+    """The pool serves one of them, the others run by themselves; nobody waits for ever and results are the same."""
+    decode = Problem([1500, 900], [1, 1], T=1, S=1600, N=8, K=4, H=64)
+    prefill = Problem([60], [128], T=128, S=200, N=8, K=4, H=64)
+    problems = [decode, prefill, decode, prefill]
+    wanted = [problem.check() for problem in problems]
+    failures = []
+
+    def work(index):
+        try:
+            for _ in range(30):
+                assert_same_bits(problems[index].run()[0], wanted[index])
+        except BaseException as failure:  # seen by the main thread below
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(problems))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a call hangs"
+    assert not failures, failures[0]
+
+
+IS_INNER_RUN = "POPTRANSFORMER_ISA" in os.environ or "POPTRANSFORMER_NUM_THREADS" in os.environ
+
+
+@pytest.mark.skipif(IS_INNER_RUN, reason="this is the run that it starts")
+@pytest.mark.parametrize(
+    "isa, num_threads, wanted_threads",
+    [("portable", "1", 1), ("avx2", "4", 4), ("avx512", "3", 3), ("none such", "-2", None)],
+)
+def test_every_isa_and_thread_count(isa, num_threads, wanted_threads):
+    """All tests of this file again in a process with those settings; bad ones are as good as none."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    environment = os.environ | {
+        "POPTRANSFORMER_ISA": isa,
+        "POPTRANSFORMER_NUM_THREADS": num_threads,
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+    }
+    probe = "from poptransformer.backends.xla.custom_ops import load_cpu_library as load; print(load().isa, load().num_threads)"
+    run = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and run.stderr == "", run.stderr
+    library = custom_ops.load_cpu_library()
+    has = ("portable", "avx2", "avx512")
+    wanted_isa = isa if isa in has[: has.index(library.isa) + 1] else library.isa
+    assert run.stdout.split() == [wanted_isa, str(wanted_threads or library.num_threads)]
+    if wanted_threads is None:
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
