@@ -176,6 +176,7 @@ class Graph:
             raise UserError(f"state {state.name!r} is updated inside a loop body; carry it through the loop instead")
         if value.spec != state.spec:
             raise UserError(f"state {state.name!r} holds {state.spec}, its update is {value.spec}")
+        self._check_sees(value, f"update of state {state.name!r}")
         root.state_updates[state.name] = value
 
     def constant(self, array, dtype=None) -> Value:
@@ -185,6 +186,8 @@ class Graph:
         if dtype is None and array.dtype == np.float64:
             array = array.astype(np.float32)
         if dtype is None and array.dtype == np.int64:
+            if array.size and not np.iinfo(np.int32).min <= array.min() <= array.max() <= np.iinfo(np.int32).max:
+                raise UserError(f"graph {self.name!r}: a constant does not fit int32; give its dtype")
             array = array.astype(np.int32)
         value = root._value("constant", Spec(array.shape, array.dtype))
         root.constants[value] = array
@@ -194,13 +197,14 @@ class Graph:
         """Name a value that a run returns."""
         if name in self.outputs:
             raise UserError(f"graph {self.name!r} already has an output {name!r}")
+        self._check_sees(value, f"output {name!r}")
         self.outputs[name] = value
 
     def add_node(self, op: str, inputs: Sequence[Value | None], results: Sequence[Spec], attributes: dict):
         """Append a node whose results have the given specs; `poptransformer.ops` calls this. Returns a tuple of Values."""
         for value in inputs:
-            if value is not None and not self._sees(value.graph):
-                raise UserError(f"{self.where(op)}: {value.name} belongs to graph {value.graph.name!r}, not {self.name!r}")
+            if value is not None:
+                self._check_sees(value, self.where(op))
         node = Node(op, tuple(inputs), attributes, scope=self.scope_name, stage=self._stage)
         node.outputs = tuple(self._value(f"{self.scope_name}/{op}".lstrip("/"), spec) for spec in results)
         self.nodes.append(node)
@@ -262,6 +266,10 @@ class Graph:
 
     def _sees(self, other: Graph) -> bool:
         return other is self or (self.parent is not None and self.parent._sees(other))
+
+    def _check_sees(self, value: Value, where: str) -> None:
+        if not self._sees(value.graph):
+            raise UserError(f"{where}: {value.name} belongs to graph {value.graph.name!r}, not {self.name!r}")
 
     def _value(self, name: str, spec: Spec) -> Value:
         unique = name

@@ -39,6 +39,6 @@ def precision(name: str, kv_cache: str | None = None) -> Precision:
 
 
 def _dtype(key, name):
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise UnsupportedError(f"{key}={name!r} is not supported; this version has {', '.join(DTYPES)}")
     return DTYPES[name]

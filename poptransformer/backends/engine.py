@@ -104,9 +104,13 @@ class Engine(abc.ABC):
         """Fill all states with zeros."""
         self._create_states(self._state_specs.values())
 
-    @abc.abstractmethod
     def close(self) -> None:
-        """Free the device memory of weights and states."""
+        """Free the device memory of weights and states, and forget all graphs."""
+        self._free()
+        self.graphs, self._state_specs, self._parameter_names = {}, {}, set()
+
+    @abc.abstractmethod
+    def _free(self) -> None: ...
 
     @abc.abstractmethod
     def _load_one(self, parameter: Parameter) -> None: ...

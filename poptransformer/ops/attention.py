@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from poptransformer.graph import Value
-from poptransformer.ops.op import define, emit, require
+from poptransformer.ops.op import define, emit, require, require_float
 
 
 def attention_reference(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
@@ -38,8 +38,10 @@ def _infer(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
     require(value.shape == key.shape, "key and value differ in shape")
     require(k > 0 and n % k == 0, f"{n} query heads cannot share {k} key/value heads evenly")
     require(query.dtype == key.dtype == value.dtype, "query, key and value differ in dtype")
+    require_float(query)
     require(k_cache.rank == 4 and k_cache.shape == (b, k, k_cache.shape[2], h), f"the caches must be [{b}, {k}, S, {h}]")
     require(v_cache == k_cache, "the two caches differ")
+    require_float(k_cache, "the caches must have a floating dtype")
     for name, spec in (("cache_len", cache_len), ("num_tokens", num_tokens)):
         require(spec.shape == (b,) and spec.dtype == np.int32, f"{name} must be int32 [{b}]")
     return [query, k_cache, v_cache]

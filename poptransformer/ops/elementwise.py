@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from poptransformer.graph import Spec, Value
-from poptransformer.ops.op import define, emit, require, wrap
+from poptransformer.ops.op import define, emit, is_float, require, require_float, widen, wrap
 
 
 def gelu_reference(x):
@@ -62,27 +62,38 @@ def broadcast_shape(*shapes):
         require(False, "shapes do not broadcast")
 
 
-def _infer_unary(x):
+def _infer_number(x):
+    require(x.dtype != bool, "wants numbers, not bool")
     return [x]
 
 
 def _infer_float(x):
-    require(np.issubdtype(x.dtype, np.floating) or x.dtype.name == "bfloat16", "wants a floating dtype")
+    require_float(x)
     return [x]
 
 
-def _infer_binary(x, y):
+def _infer_pair(x, y):
     require(x.dtype == y.dtype, "operands differ in dtype; cast one of them")
     return [Spec(broadcast_shape(x.shape, y.shape), x.dtype)]
 
 
+def _infer_binary(x, y):
+    require(x.dtype != bool, "wants numbers, not bool")
+    return _infer_pair(x, y)
+
+
+def _infer_div(x, y):
+    require_float(x)
+    return _infer_pair(x, y)
+
+
 def _infer_compare(x, y):
-    return [Spec(_infer_binary(x, y)[0].shape, bool)]
+    return [Spec(_infer_pair(x, y)[0].shape, bool)]
 
 
 def _infer_logical(x, y):
     require(x.dtype == bool and y.dtype == bool, "wants bool operands")
-    return _infer_binary(x, y)
+    return _infer_pair(x, y)
 
 
 def _infer_not(x):
@@ -104,10 +115,20 @@ def _one(function):
     return lambda *arrays: [function(*arrays)]
 
 
+def _rounded_once(function):
+    """Compute in float32 or wider and give the operand's dtype."""
+
+    def reference(x):
+        with np.errstate(over="ignore"):  # exp(-x) of a large negative x is infinite, and right to be
+            return [function(widen(x)).astype(x.dtype) if is_float(x.dtype) else function(x)]
+
+    return reference
+
+
 for _name, _function in UNARY.items():
-    define(_name, _infer_unary if _name in ("neg", "relu") else _infer_float, _one(_function))
+    define(_name, _infer_number if _name in ("neg", "relu") else _infer_float, _rounded_once(_function))
 for _name, _function in BINARY.items():
-    define(_name, _infer_binary, _one(_function))
+    define(_name, _infer_div if _name == "div" else _infer_binary, _one(_function))
 for _name, _function in COMPARE.items():
     define(_name, _infer_compare, _one(_function))
 for _name, _function in LOGICAL.items():
@@ -148,7 +169,10 @@ def select(condition: Value, x, y) -> Value:
 
 
 def cast(x: Value, dtype) -> Value:
-    """x [...] in another dtype; x itself when it has that dtype."""
+    """x [...] in another dtype; x itself when it has that dtype.
+
+    Floats are cut towards zero on the way to integers; what does not fit there (NaN too) gives a number that is not defined.
+    """
     dtype = np.dtype(dtype)
     return x if x.dtype == dtype else emit("cast", x, dtype=dtype)[0]
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from poptransformer.graph import Value
-from poptransformer.ops.op import define, emit, require
+from poptransformer.ops.op import define, emit, require, require_float, widen
 
 
 def layer_norm_reference(x, weight, bias, eps):
     """(x - mean) / sqrt(variance + eps) * weight + bias, in float32 or wider."""
-    wide = x.astype(np.result_type(x.dtype, np.float32))
+    wide = widen(x)
     centred = wide - wide.mean(-1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
     return [(normed * weight.astype(wide.dtype) + bias.astype(wide.dtype)).astype(x.dtype)]
 
 
 def _infer(x, weight, bias, eps):
+    for spec in (x, weight, bias):
+        require_float(spec)
     require(x.rank >= 1, "wants a last axis")
     require(weight.shape == x.shape[-1:] and bias.shape == x.shape[-1:], f"weight and bias must be [{x.shape[-1]}]")
     return [x]

@@ -6,7 +6,7 @@ import numpy as np
 
 from poptransformer.graph import Spec, Value
 from poptransformer.ops.elementwise import broadcast_shape
-from poptransformer.ops.op import define, emit, require
+from poptransformer.ops.op import define, emit, require, require_float
 
 
 def matmul_reference(x, y, out_dtype):
@@ -25,6 +25,7 @@ def linear_reference(x, weight, bias, out_dtype):
 
 
 def _infer_matmul(x, y, out_dtype):
+    require_float(x)
     require(x.rank >= 2 and y.rank >= 2, "wants at least two axes each")
     require(x.dtype == y.dtype, "operands differ in dtype")
     require(x.shape[-1] == y.shape[-2], f"inner sizes differ: {x.shape[-1]} and {y.shape[-2]}")
@@ -32,6 +33,8 @@ def _infer_matmul(x, y, out_dtype):
 
 
 def _infer_linear(x, weight, bias, out_dtype):
+    for spec in (x, weight) if bias is None else (x, weight, bias):
+        require_float(spec)
     require(x.rank >= 1 and weight.rank == 2, "wants x [..., in_features] and weight [out_features, in_features]")
     require(x.shape[-1] == weight.shape[1], f"x has {x.shape[-1]} features, the weight wants {weight.shape[1]}")
     if bias is not None:

@@ -15,8 +15,9 @@ def _infer(keep_going, *carried, max_steps, body):
     require(keep_going.shape == () and keep_going.dtype == bool, "the first condition must be a bool scalar")
     require(max_steps >= 1, "max_steps must be at least 1")
     results = list(body.outputs.values())
+    wanted = f"the body must return a condition and {len(carried)} carried values"
+    require(len(results) == len(carried) + 1, f"{wanted}, not {len(results)} values")
     require(results[0].spec == Spec((), bool), f"the body's condition must be a bool scalar, not {results[0].spec}")
-    require(len(results) == len(carried) + 1, f"the body returns {len(results) - 1} values, carried are {len(carried)}")
     for number, (before, after) in enumerate(zip(carried, results[1:], strict=True)):
         require(before == after.spec, f"carried value {number} is {before}, the body returns {after.spec}")
     return list(carried)

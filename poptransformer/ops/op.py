@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from poptransformer.errors import UserError
-from poptransformer.graph import Graph, Spec, Value
+from poptransformer.graph import Graph, Spec, Value, bfloat16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +75,40 @@ def require(condition: bool, message: str) -> None:
         raise ShapeError(message)
 
 
+def require_float(spec: Spec, message: str = "wants a floating dtype") -> None:
+    """Refuse an operand that is not floating."""
+    require(is_float(spec.dtype), message)
+
+
+def is_float(dtype) -> bool:
+    """Whether a dtype is floating, bfloat16 included."""
+    return np.issubdtype(dtype, np.floating) or np.dtype(dtype) == bfloat16
+
+
+def widen(array: np.ndarray) -> np.ndarray:
+    """A floating array in float32 or wider: what references compute in, so that 16-bit results are rounded once."""
+    return array.astype(np.result_type(array.dtype, np.float32))
+
+
+def normal_axis(axis: int, x: Value) -> int:
+    """Count an axis from the front; one that x does not have stays as it is, for the op's rule to refuse."""
+    return axis + x.rank if -x.rank <= axis < 0 else axis
+
+
 def wrap(value, like: Value) -> Value:
-    """Turn a Python number into a constant of the same dtype as `like`; Values pass through."""
-    return value if isinstance(value, Value) else like.graph.constant(value, dtype=like.dtype)
+    """Turn a Python number (or an array) into a constant of the same dtype as `like`; Values pass through.
+
+    Raises: UserError if an integer or bool dtype cannot hold the number: 0.5 beside an int32 would turn into 0.
+    """
+    if isinstance(value, Value):
+        return value
+    if not isinstance(like, Value):
+        raise UserError("an op needs at least one input that is a Value; wrap arrays with Graph.constant")
+    array = np.asarray(value)
+    fits = is_float(like.dtype) or (like.dtype == bool) == (array.dtype == bool)
+    if fits and not is_float(like.dtype):
+        with np.errstate(invalid="ignore"):
+            fits = np.array_equal(array.astype(like.dtype), array)
+    if not fits:
+        raise UserError(f"{like.graph.scope_name or like.graph.name}: {value!r} is no {like.dtype} like {like.name}; cast it")
+    return like.graph.constant(array, dtype=like.dtype)

@@ -13,6 +13,7 @@ from poptransformer.ops.op import define, emit, require
 
 THREEFRY_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 THREEFRY_PARITY = 0x1BD11BDA
+LEAST_TEMPERATURE = 1e-30  # below it choices are the same, but a float32 logit over the temperature would be infinite
 
 
 def threefry2x32(key, counter):
@@ -64,7 +65,7 @@ def sample_reference(logits, temperature, top_k, top_p, min_p, seed, position):
     """argmax of logits where temperature is 0, else of logits / temperature + Gumbel noise over the tokens kept."""
     token_ids = np.argmax(logits, -1).astype(np.int32)
     for b in np.flatnonzero(temperature > 0):
-        scaled = (logits[b] / temperature[b]).astype(np.float32)
+        scaled = (logits[b] / np.maximum(temperature[b], np.float32(LEAST_TEMPERATURE))).astype(np.float32)
         keep = keep_mask(scaled, int(top_k[b]), float(top_p[b]), float(min_p[b]))
         noise = gumbel_noise(seed[b : b + 1], position[b : b + 1], logits.shape[1])[0]
         token_ids[b] = np.argmax(np.where(keep, scaled + noise, -np.inf))

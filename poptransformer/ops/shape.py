@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from poptransformer.errors import UserError
 from poptransformer.graph import Spec, Value
-from poptransformer.ops.op import define, emit, require
+from poptransformer.ops.op import define, emit, normal_axis, require
 
 
 def _infer_reshape(x, shape):
-    require(np.prod(shape, dtype=np.int64) == np.prod(x.shape, dtype=np.int64), f"cannot become {list(shape)}")
+    same_size = np.prod(shape, dtype=np.int64) == np.prod(x.shape, dtype=np.int64)
+    require(same_size and min(shape, default=0) >= 0, f"cannot become {list(shape)}")
     return [Spec(shape, x.dtype)]
 
 
@@ -31,7 +33,8 @@ def _infer_broadcast_to(x, shape):
 
 def _infer_split(x, sizes, axis):
     require(0 <= axis < x.rank, f"has no axis {axis}")
-    require(sum(sizes) == x.shape[axis], f"axis {axis} has {x.shape[axis]} elements, the parts {list(sizes)}")
+    fits = sum(sizes) == x.shape[axis] and min(sizes, default=0) >= 0
+    require(fits, f"axis {axis} has {x.shape[axis]} elements, the parts {list(sizes)}")
     return [Spec(x.shape[:axis] + (size,) + x.shape[axis + 1 :], x.dtype) for size in sizes]
 
 
@@ -116,17 +119,19 @@ def broadcast_to(x: Value, shape: Sequence[int]) -> Value:
 
 def split(x: Value, sizes: Sequence[int], axis: int = -1) -> tuple[Value, ...]:
     """Cut x into parts of the given sizes along an axis."""
-    return emit("split", x, sizes=tuple(sizes), axis=axis % max(x.rank, 1))
+    return emit("split", x, sizes=tuple(sizes), axis=normal_axis(axis, x))
 
 
 def concat(parts: Sequence[Value], axis: int = -1) -> Value:
     """Join values that differ in one axis only along that axis."""
-    return emit("concat", *parts, axis=axis % max(parts[0].rank, 1))[0]
+    if not parts:
+        raise UserError("concat needs at least one part")
+    return emit("concat", *parts, axis=normal_axis(axis, parts[0]))[0]
 
 
 def slice_axis(x: Value, start: int, stop: int, axis: int = -1) -> Value:
     """x[..., start:stop, ...] along an axis."""
-    return emit("slice", x, start=start, stop=stop, axis=axis % max(x.rank, 1))[0]
+    return emit("slice", x, start=start, stop=stop, axis=normal_axis(axis, x))[0]
 
 
 def dynamic_update(x: Value, update: Value, start: Value, axis: int) -> Value:
@@ -135,7 +140,7 @@ def dynamic_update(x: Value, update: Value, start: Value, axis: int) -> Value:
     Args:
       start: int32 scalar, known when the graph runs; moved inside so that the whole update fits.
     """
-    return emit("dynamic_update", x, update, start, axis=axis % max(x.rank, 1))[0]
+    return emit("dynamic_update", x, update, start, axis=normal_axis(axis, x))[0]
 
 
 def gather(table: Value, indices: Value) -> Value:

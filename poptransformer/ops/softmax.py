@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from poptransformer.graph import Spec, Value
-from poptransformer.ops.op import define, emit, require
+from poptransformer.ops.op import define, emit, require, require_float, widen
 
 
 def softmax_reference(x):
     """exp(x - max) / sum along the last axis."""
-    wide = np.exp((x - x.max(-1, keepdims=True)).astype(np.result_type(x.dtype, np.float32)))
-    return [(wide / wide.sum(-1, keepdims=True)).astype(x.dtype)]
+    wide = widen(x)
+    weights = np.exp(wide - wide.max(-1, keepdims=True))
+    return [(weights / weights.sum(-1, keepdims=True)).astype(x.dtype)]
 
 
 def token_log_prob_reference(logits, token_ids):
@@ -22,6 +23,7 @@ def token_log_prob_reference(logits, token_ids):
 
 
 def _infer_softmax(x):
+    require_float(x)
     require(x.rank >= 1 and x.shape[-1] > 0, "wants a last axis with elements")
     return [x]
 

@@ -26,7 +26,7 @@ class ReferenceEngine(Engine):
     def device_info(self):
         return DeviceInfo("numpy", "NumPy reference", "none (reference backend)")
 
-    def close(self):
+    def _free(self):
         self._parameters, self._states = {}, {}
 
     def _load_one(self, parameter):
@@ -47,7 +47,7 @@ class ReferenceEngine(Engine):
         values |= {value: self._states[key] for key, (_, value) in graph.states.items()}
         outputs = self._evaluate(graph, values, inputs)
         self._states |= {key: values[value] for key, value in graph.state_updates.items()}
-        return outputs
+        return {key: np.array(array) for key, array in outputs.items()}  # the caller's own: one may be a state as well
 
     def _evaluate(self, graph, values, inputs):
         for key, value in graph.inputs.items():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from poptransformer.backends.xla.lowering import lowering
+from poptransformer.backends.xla.lowering import lowering, product
 
 _MASKED = -1e30  # finite, so that a row without a visible position stays free of NaN
 
@@ -42,9 +42,8 @@ def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, 
 
 
 def _batched_dot(x, cache, contract):
-    """x [B * K, M, C] times cache [B * K, S, H] over the cache's axis `contract`; float32 sums: [B * K, M, the other axis]."""
-    dimensions = (((2,), (contract,)), ((0,), (0,)))
-    return lax.dot_general(x, cache, dimensions, preferred_element_type=jnp.float32)
+    """x [B * K, M, C] times cache [B * K, S, H] over the cache's axis `contract`: [B * K, M, the other axis] float32."""
+    return product(x, cache, (((2,), (contract,)), ((0,), (0,))))
 
 
 def _append(cache, new, cache_len, num_tokens):

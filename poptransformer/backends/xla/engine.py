@@ -13,7 +13,7 @@ import numpy as np
 from poptransformer.backends.engine import DeviceInfo, Engine
 from poptransformer.backends.xla.devices import pick_device, use_compile_cache
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
-from poptransformer.errors import UserError
+from poptransformer.errors import UnsupportedError, UserError
 
 for _family in ("attention", "elementwise", "layer_norm", "linear", "loop", "reduce", "sample", "shape", "softmax"):
     importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
@@ -49,7 +49,7 @@ class XlaEngine(Engine):
             return self._library.read_bandwidth_gb_per_s() if self._library else None
         return _copy_bandwidth_gb_per_s(self.device)
 
-    def close(self):
+    def _free(self):
         for array in (*self._parameters.values(), *self._states.values()):
             if not array.is_deleted():
                 array.delete()
@@ -71,6 +71,7 @@ class XlaEngine(Engine):
 
     def _compile_one(self, name, graph):
         """Trace and compile ahead of the first run: XLA then knows every shape and which buffers it may overwrite."""
+        _refuse_64_bits(graph)
         context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
 
         def program(parameters, updated, kept, inputs):
@@ -96,9 +97,6 @@ class XlaEngine(Engine):
 
     def _create_states(self, states):
         for state in states:
-            old = self._states.pop(state.name, None)
-            if old is not None and not old.is_deleted():
-                old.delete()
             self._states[state.name] = jnp.zeros(state.shape, state.dtype, device=self.device)
 
     def _run_one(self, name, inputs):
@@ -130,6 +128,15 @@ def _evaluate(context, values, graph, inputs):
     return [values[value] for value in graph.outputs.values()]
 
 
+def _refuse_64_bits(graph):
+    """JAX would compute in 32 bits without a word."""
+    registered = [*graph.inputs.values(), *graph.constants]
+    registered += [value for _, value in (*graph.parameters.values(), *graph.states.values())]
+    for value in (*registered, *(value for node in graph.walk() for value in node.outputs)):
+        if value.dtype.name in ("float64", "int64", "uint64"):
+            raise UnsupportedError(f"graph {graph.name!r}: backend xla has no {value.dtype} ({value.name}); cast to 32 bits")
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _draw(key, shape, dtype, init):
     if init != "normal":
@@ -156,7 +163,7 @@ def _copy_bandwidth_gb_per_s(device, num_bytes=1 << 30, repetitions=20):
 
 def _custom_op_library(platform, custom_ops):
     """Find the kernels for a platform, or say by name that plain XLA runs instead."""
-    if custom_ops not in (True, False, "auto"):
+    if not isinstance(custom_ops, bool) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
         return None

@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
+
 LOWERINGS: dict[str, Callable] = {}
 
 
@@ -24,6 +27,12 @@ class Context:
     platform: str
     custom_ops: frozenset[str]
     evaluate: Callable | None = None
+
+
+def product(x, y, dimensions):
+    """dot_general with float32 sums; float32 operands are not rounded on the way, as GPUs (TF32) and TPUs do by default."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jax.lax.dot_general(x, y, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
 def lowering(name: str):

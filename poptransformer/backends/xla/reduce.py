@@ -7,7 +7,7 @@ from poptransformer.backends.xla.lowering import lowering
 
 @lowering("reduce_sum")
 def reduce_sum(context, x, axis):
-    return jnp.sum(x, axis)
+    return jnp.sum(x, axis).astype(x.dtype)  # jnp adds 16-bit floats up in float32, small integers in int32
 
 
 @lowering("reduce_max")

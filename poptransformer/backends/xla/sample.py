@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from poptransformer.backends.xla.lowering import lowering
-from poptransformer.ops.sample import THREEFRY_PARITY, THREEFRY_ROTATIONS
+from poptransformer.ops.sample import LEAST_TEMPERATURE, THREEFRY_PARITY, THREEFRY_ROTATIONS
 
 
 @lowering("sample")
@@ -17,7 +17,8 @@ def sample(context, logits, temperature, top_k, top_p, min_p, seed, position):
         return jnp.argmax(logits, -1).astype(jnp.int32)
 
     def drawn():
-        scaled = logits / jnp.where(temperature > 0, temperature, 1)[:, None]
+        divisor = jnp.where(temperature > 0, jnp.maximum(temperature, LEAST_TEMPERATURE), 1)
+        scaled = logits / divisor[:, None]
         keep = _keep_mask(scaled, top_k, top_p, min_p)
         noisy = jnp.where(keep, scaled + _gumbel_noise(seed, position, logits.shape[1]), -jnp.inf)
         return jnp.where(temperature > 0, jnp.argmax(noisy, -1).astype(jnp.int32), greedy())
@@ -73,7 +74,7 @@ def _largest_border(ordered, weight, wanted):
 
 def _ordered_bits(x):
     """Map float32 to uint32 so that the order stays: flip all bits of negatives, the sign bit of the others."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # -0 equals 0
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 

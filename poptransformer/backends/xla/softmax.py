@@ -13,5 +13,7 @@ def softmax(context, x):
 
 @lowering("token_log_prob")
 def token_log_prob(context, logits, token_ids):
+    top = logits.max(-1)
     chosen = jnp.take_along_axis(logits, token_ids[..., None], axis=-1)[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+    # Not chosen - logsumexp: of two numbers far from 0 the difference has few digits left.
+    return (chosen - top) - jnp.log(jnp.exp(logits - top[..., None]).sum(-1))
