@@ -27,9 +27,10 @@ begin = time.perf_counter()
 from poptransformer import Session
 imported = time.perf_counter()
 session = Session(sys.argv[1], precision=sys.argv[3], batch_size=2, execution_cache_dir=sys.argv[2])
+session.load()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 next(session.stream([[10, 11, 12, 13], [14, 15, 16, 17, 18, 19]], max_new_tokens=4))
 end = time.perf_counter()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"import": imported - begin, **session.timings_s, "inside": end - begin, "peak_bytes": peak,
                   "weights": sum(p.spec.num_bytes for p in session.model.parameters())}))
 """
@@ -53,7 +54,8 @@ def main():
         columns = {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
         peak, weights = columns.pop("peak_bytes"), columns.pop("weights")
         print(f"{kind}: " + ", ".join(f"{key} {value:.2f} s" for key, value in columns.items()))
-        print(f"      peak memory {peak / 1e6:.0f} MB, weights {weights / 1e6:.0f} MB, beyond {(peak - weights) / 1e6:.0f} MB")
+        print(f"      peak memory until the weights are loaded {peak / 1e6:.0f} MB: weights {weights / 1e6:.0f} MB "
+              f"and {(peak - weights) / 1e6:.0f} MB")  # fmt: skip
 
 
 def start(model, cache, precision):

@@ -18,6 +18,7 @@ import re
 import sys
 
 from poptransformer.errors import UserError, near_miss
+from poptransformer.generation.prompts import is_single
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -27,7 +28,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class Inputs:
     """What goes in."""
 
-    prompts: list  # strings, or lists of token ids
+    prompts: list  # strings, or lists of token ids; one prompt alone counts as a list of one
 
 
 @dataclasses.dataclass
@@ -121,26 +122,32 @@ def main(config_dir: str, config_name: str):
         def run():
             import hydra
             from omegaconf import OmegaConf
+            from omegaconf.errors import OmegaConfBaseException
 
             OmegaConf.register_new_resolver("repository", lambda path: str(REPOSITORY / path), replace=True)
             settle_once = [
                 f"hydra.searchpath=[file://{REPOSITORY / 'configs'}]",
                 "hydra.run.dir=.",
                 "hydra.output_subdir=null",
-                "hydra/job_logging=disabled",
-                "hydra/hydra_logging=disabled",
+                "hydra/job_logging=none",
+                "hydra/hydra_logging=none",
             ]
 
             @hydra.main(version_base="1.3", config_path=str(REPOSITORY / "configs" / config_dir), config_name=config_name)
             def with_config(dictionary):
                 with _one_line_errors():
-                    config = from_dictionary(OmegaConf.to_container(dictionary, resolve=True, throw_on_missing=False))
+                    try:
+                        plain = OmegaConf.to_container(dictionary, resolve=True, throw_on_missing=False)
+                    except OmegaConfBaseException as error:  # ${...} that leads nowhere
+                        raise UserError(f"config: {error}") from error
+                    config = from_dictionary(plain)
                     set_up_logging(config.log_level)
                     function(config)
 
             with _one_line_errors():
                 check_overrides(sys.argv[1:])
-            sys.argv += [override for override in settle_once if not _is_given(override, sys.argv)]
+            settled = [override for override in settle_once if not _is_given(override, sys.argv)]
+            sys.argv[1:] = _overrides_last(sys.argv[1:] + settled)
             with_config()
 
         return run
@@ -171,6 +178,9 @@ def from_dictionary(dictionary: dict) -> Config:
         problems += [problem for key in keys for problem in _unknown_key(key)]
     for group, kind in GROUPS.items():
         values = dictionary.get(group) or {}
+        if not isinstance(values, dict):
+            problems.append(f"{group}={values!r}: {group} is a group of keys; set {group}.<key>=...")
+            continue
         lacking = [field.name for field in dataclasses.fields(kind) if values.get(field.name, "???") == "???"]
         problems += [f"config key '{group}.{name}' has no value; set {group}.{name}=..." for name in lacking]
         fields[group] = values
@@ -179,6 +189,8 @@ def from_dictionary(dictionary: dict) -> Config:
     if problems:
         raise UserError("; ".join(problems))
     made = {group: kind(**fields[group]) for group, kind in GROUPS.items()}
+    if is_single(made["inputs"].prompts):
+        made["inputs"].prompts = [made["inputs"].prompts]
     return Config(made["inputs"], made["session"], made["model"], made["global_args"], dictionary["log_level"])
 
 
@@ -213,6 +225,12 @@ def _unknown_key(key):
         if name.partition(".")[0] not in names:
             return [f"unknown config key '{key}'{near_miss(name, names)}; keys of {group}: {', '.join(names)}"]
     return []
+
+
+def _overrides_last(arguments):
+    """Hydra takes overrides from one place among its options only."""
+    overrides = [text for text in arguments if not text.startswith("-") and ("=" in text or text.startswith("~"))]
+    return [text for text in arguments if text not in overrides] + overrides
 
 
 def _is_given(override, arguments):

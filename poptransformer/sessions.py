@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import numbers
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +64,12 @@ class Session:
         num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None, random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()
+        if not isinstance(model, (str, os.PathLike, dict)):
+            raise UserError(f"model={model!r}: wanted a folder, a .safetensors file, a hub name or a dict")
+        if not isinstance(random_weights, bool):
+            raise UserError(f"random_weights={random_weights!r}: wanted true or false")
+        if not isinstance(execution_cache_dir, (str, os.PathLike, type(None))):
+            raise UserError(f"execution_cache_dir={execution_cache_dir!r}: wanted a folder")
         self.precision = find_precision(precision, kv_cache)
         self.batch_size = _positive("batch_size", batch_size)
         if _positive("num_replicas", num_replicas) != 1:
@@ -158,8 +166,20 @@ class Session:
 
     # ---- device
 
+    def load(self) -> None:
+        """Put the weights on the device, if they are not there yet."""
+        with self._lock:
+            self._load()
+
     def compile(self, prompt_lengths=()) -> None:
-        """Load the weights and compile the decode graph, and the prefill graphs that prompts of these lengths need."""
+        """Load the weights and compile the decode graph, and the prefill graphs that prompts of these lengths need.
+
+        Args:
+          prompt_lengths: numbers of tokens, each in 1 .. max_length.
+        """
+        wrong = [length for length in prompt_lengths if not 1 <= length <= self.max_length]
+        if wrong:
+            raise UserError(f"prompt_lengths: {wrong} are not in 1 .. max_length={self.max_length}")
         with self._lock:
             self._prepare("decode")
             for length in prompt_lengths:
@@ -207,6 +227,8 @@ class Session:
         """Free the device's memory. The Session cannot be used afterwards; closing twice is fine."""
         with self._lock:
             self._engine.close()
+            if self._checkpoint:
+                self._checkpoint.close()
             self._is_closed = True
 
     def __enter__(self):
@@ -273,41 +295,46 @@ class Session:
         self._prepare(name)
         return self._engine.run(name, inputs)
 
-    def _prepare(self, name):
-        """Load the weights and compile a graph, if that has not been done."""
+    def _load(self):
         if self._is_closed:
             raise UserError("this Session is closed")
         if not self._is_loaded:
-            with self._timed("load"):
+            with self._timed("load", "loaded the weights"):
                 parameters = list(self.model.parameters())
                 with self._progress.loading(sum(parameter.spec.num_bytes for parameter in parameters)) as tick:
                     self._engine.load(parameters, lambda parameter: tick(parameter.spec.num_bytes))
             self._is_loaded = True
+
+    def _prepare(self, name):
+        """Load the weights and compile a graph, if that has not been done."""
+        self._load()
         if name not in self._engine.graphs:
             graph = self.graph(name)
-            with self._timed("compile"), self._progress.compiling(name):
+            with self._timed("compile", f"compiled {name}"), self._progress.compiling(name):
                 self._engine.compile(name, graph)
 
     @contextlib.contextmanager
-    def _timed(self, key):
+    def _timed(self, key, what):
         begin = time.perf_counter()
         yield
-        self.timings_s[key] += time.perf_counter() - begin
-        logger.debug("%s: %.2f s so far", key, self.timings_s[key])
+        seconds = time.perf_counter() - begin
+        self.timings_s[key] += seconds
+        logger.info("%s in %.2f s", what, seconds)
 
     def _checked_max_length(self, max_length):
         limit = self.config.max_seq_len
         if max_length is None:
             return min(limit, DEFAULT_MAX_LENGTH)
-        if _positive("max_length", max_length) > limit:
+        max_length = _positive("max_length", max_length)
+        if max_length > limit:
             raise UserError(f"max_length={max_length} is more than the model's {limit} positions; set at most {limit}")
         return max_length
 
 
 def _positive(name, value):
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise UserError(f"{name}={value!r}: wanted a whole number of at least 1")
-    return value
+    return int(value)
 
 
 def _check_stages(layers_per_device, num_layers):

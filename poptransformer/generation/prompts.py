@@ -15,8 +15,8 @@ def is_single(prompts) -> bool:
     if isinstance(prompts, str):
         return True
     if isinstance(prompts, np.ndarray):
-        return prompts.ndim == 1
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(item, numbers.Integral) for item in prompts)
+        return prompts.ndim == 1 and all(isinstance(item, numbers.Number) for item in prompts)
+    return _is_sequence(prompts) and len(prompts) > 0 and all(isinstance(item, numbers.Integral) for item in prompts)
 
 
 def encode_prompts(prompts, tokenizer, vocab_size: int, bos_token_id: int | None) -> list[list[int]]:
@@ -31,8 +31,9 @@ def encode_prompts(prompts, tokenizer, vocab_size: int, bos_token_id: int | None
     """
     if is_single(prompts):
         prompts = [prompts]
-    if not isinstance(prompts, (Sequence, np.ndarray)) or len(prompts) == 0:
-        raise UserError("no prompts; give a string, a list of token ids, or a list of those")
+    if not _is_sequence(prompts) or len(prompts) == 0:
+        what = "no prompts" if _is_sequence(prompts) or prompts is None else f"{_shorten(prompts)} is no prompt"
+        raise UserError(f"{what}; give a string, a list of token ids, or a list of those")
     encoded, problems = [], []
     for number, prompt in enumerate(prompts):
         try:
@@ -50,7 +51,7 @@ def _encode(prompt, tokenizer, vocab_size, bos_token_id):
             raise UserError("is text, but the checkpoint has no tokenizer; give token ids")
         ids = tokenizer.encode(prompt)
     else:
-        if not isinstance(prompt, (Sequence, np.ndarray)) or not all(_is_id(item) for item in prompt):
+        if not _is_sequence(prompt) or not all(_is_id(item) for item in prompt):
             raise UserError(f"wanted a string or whole numbers, not {_shorten(prompt)}")
         ids = [int(item) for item in prompt]
     outside = [i for i in ids if not 0 <= i < vocab_size]
@@ -61,6 +62,13 @@ def _encode(prompt, tokenizer, vocab_size, bos_token_id):
             raise UserError("is empty, and the model has no token to begin with (bos_token_id)")
         ids = [bos_token_id]
     return ids
+
+
+def _is_sequence(value):
+    """Bytes are left out: they would count as ids, and mean text."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview))
 
 
 def _is_id(item):

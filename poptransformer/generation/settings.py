@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -49,8 +49,7 @@ class GenerationSettings:
         if self.temperature is None:
             chooses = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
             object.__setattr__(self, "temperature", 1.0 if chooses else 0.0)
-        if self.seed is None:
-            object.__setattr__(self, "seed", secrets.randbits(32))
+        object.__setattr__(self, "seed", secrets.randbits(32) if self.seed is None else int(self.seed))
 
     def _problems(self):
         for name, wanted, fits in (
@@ -106,8 +105,10 @@ def check_stop_ids(stop_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _column(name, value, num_rows):
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
     if name in ("stop", "stop_token_ids"):
-        if value is None or isinstance(value, (str, numbers.Integral)):
+        if isinstance(value, str) or not isinstance(value, Iterable):
             value = () if value is None else (value,)
         value = list(value)
         is_per_row = any(isinstance(item, (list, tuple, set)) or item is None for item in value)
@@ -115,7 +116,7 @@ def _column(name, value, num_rows):
             return [tuple(value)] * num_rows
         value = [() if item is None else (item,) if isinstance(item, (str, numbers.Integral)) else tuple(item)
                  for item in value]  # fmt: skip
-    elif not isinstance(value, (list, tuple, np.ndarray)):
+    elif not isinstance(value, (list, tuple)):
         return [value] * num_rows
     if len(value) != num_rows:
         raise UserError(f"{name}: {len(value)} values for {num_rows} prompts; give one value, or one for each prompt")
@@ -127,4 +128,9 @@ def _is_whole(value):
 
 
 def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)) and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, (bool, np.bool_)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float's range
+        return False

@@ -22,6 +22,6 @@ def activation(name: str):
 
     Raises: UnsupportedError with the list of names.
     """
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(f"activation {name!r} is not supported; there are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

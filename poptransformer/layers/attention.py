@@ -34,7 +34,9 @@ class Attention(BaseLayer):
         super().__init__(name)
         num_kv_heads = num_kv_heads or num_heads
         if head_dim is None and hidden_size % num_heads:
-            raise UserError(f"{name}: hidden_size={hidden_size} is not a multiple of num_heads={num_heads}; set head_dim")
+            raise UserError(
+                f"{name}: hidden_size={hidden_size} is not a multiple of num_heads={num_heads}; is one of them wrong?"
+            )
         if num_heads % num_kv_heads:
             raise UserError(f"{name}: num_heads={num_heads} is not a multiple of num_kv_heads={num_kv_heads}")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads

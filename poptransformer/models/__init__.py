@@ -16,8 +16,9 @@ def find_model(config: dict):
     """
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
-    other_heads = [name for name in architectures if not name.endswith(("LMHeadModel", "ForCausalLM", "Model"))]
-    if model_type not in MODELS or other_heads:
+    names = architectures if isinstance(architectures, list) else [architectures]
+    other_heads = [name for name in names if not str(name).endswith(("LMHeadModel", "ForCausalLM", "Model"))]
+    if not isinstance(model_type, str) or model_type not in MODELS or other_heads:
         what = f"model_type={model_type!r}" + (f", architectures={architectures}" if architectures else "")
         raise UnsupportedError(
             f"config.json: {what} is not supported; this version runs causal language models of {', '.join(MODELS)}"

@@ -6,15 +6,23 @@ from poptransformer.errors import UserError
 
 
 def read_config(config: dict, **keys: str) -> dict:
-    """Take required keys out of a config.json, under the project's own names.
+    """Take required sizes out of a config.json, under the project's own names.
 
     Args:
       config: the parsed file.
-      keys: our name -> key in the file; each must be a positive number.
-    Raises: UserError naming every key that is missing or not a positive number.
+      keys: our name -> key in the file; each must be a positive whole number.
+    Raises: UserError naming every key that is missing or not a positive whole number.
     """
     wrong = [f"{key}={config.get(key)!r}" if key in config else f"{key} (missing)" for key in keys.values()
              if isinstance(config.get(key), bool) or not isinstance(config.get(key), int) or config[key] < 1]  # fmt: skip
     if wrong:
         raise UserError(f"config.json: wanted positive whole numbers for {', '.join(wrong)}")
     return {name: config[key] for name, key in keys.items()}
+
+
+def read_number(config: dict, key: str, default: float) -> float:
+    """Take a number that may be missing out of a config.json. Raises: UserError if it is not a number of at least 0."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise UserError(f"config.json: {key}={value!r}: wanted a number of at least 0")
+    return value

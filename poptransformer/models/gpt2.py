@@ -10,7 +10,7 @@ import math
 
 from poptransformer.errors import UnsupportedError
 from poptransformer.layers import MLP, Attention, BaseLayer, Embedding, LayerNorm, LMHead
-from poptransformer.models.config import read_config
+from poptransformer.models.config import read_config, read_number
 from poptransformer.models.decoder_model import DecoderModel
 
 
@@ -38,13 +38,15 @@ class GPT2Config:
         """
         if config.get("add_cross_attention"):
             raise UnsupportedError("add_cross_attention: true is not supported; this is a decoder without an encoder")
-        required = read_config(config, vocab_size="vocab_size", hidden_size="n_embd", num_layers="n_layer", num_heads="n_head")
+        optional = {} if config.get("n_inner") is None else {"intermediate_size": "n_inner"}
+        sizes = read_config(
+            {"n_positions": 1024} | config, vocab_size="vocab_size", hidden_size="n_embd", num_layers="n_layer",
+            num_heads="n_head", max_seq_len="n_positions", **optional,
+        )  # fmt: skip
         return cls(
-            **required,
-            max_seq_len=config.get("n_positions", 1024),
-            intermediate_size=config.get("n_inner") or 4 * required["hidden_size"],
+            **{"intermediate_size": 4 * sizes["hidden_size"]} | sizes,
             activation=config.get("activation_function", "gelu_new"),
-            norm_eps=config.get("layer_norm_epsilon", 1e-5),
+            norm_eps=read_number(config, "layer_norm_epsilon", 1e-5),
             is_tied=config.get("tie_word_embeddings", True),
             use_scale=config.get("scale_attn_weights", True),
             use_inverse_layer_scale=config.get("scale_attn_by_inverse_layer_idx", False),

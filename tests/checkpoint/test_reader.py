@@ -154,9 +154,7 @@ def test_shards_without_an_index(sharded):
 def test_other_formats(folder, name):
     (folder / name).touch()
     message = error(folder, UnsupportedError)
-    assert message.startswith(
-        f"{folder}: has {name}, for which there is no reader; safetensors is the format read now;"
-    )
+    assert message.startswith(f"{folder}: has {name}, for which there is no reader; safetensors is the format read now;")
     assert "save_pretrained" in message
 
 
@@ -164,9 +162,7 @@ def test_damaged_file_is_named(folder):
     shutil.copy(POCKET / "model.safetensors", folder)
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-1])
-    wanted = (
-        f"{folder}/model.safetensors: truncated: its header describes {len(data)} bytes, the file has {len(data) - 1}"
-    )
+    wanted = f"{folder}/model.safetensors: truncated: its header describes {len(data)} bytes, the file has {len(data) - 1}"
     assert wanted in error(folder)
 
 

@@ -289,9 +289,7 @@ def test_not_safetensors(tmp_path):
     with pytest.raises(UserError, match="x.safetensors: not a safetensors file: its first 8 bytes give a header of"):
         SafetensorsFile(path)
     path.write_text("version git-lfs/v1\noid sha256:0\nsize 3\n")
-    with pytest.raises(
-        UserError, match="x.safetensors: is a Git LFS pointer, not the weights; fetch them with `git lfs"
-    ):
+    with pytest.raises(UserError, match="x.safetensors: is a Git LFS pointer, not the weights; fetch them with `git lfs"):
         SafetensorsFile(path)
     with pytest.raises(UserError, match=r"none.safetensors: cannot be opened \(No such file"):
         SafetensorsFile(tmp_path / "none.safetensors")
@@ -305,9 +303,7 @@ def test_unknown_dtype_is_refused_when_read(tmp_path):
         assert file.shape("y") == (3,)
         file.read("x")
         for ask in (file.dtype, file.read):
-            with pytest.raises(
-                UnsupportedError, match=r"x.safetensors: y: no reader for dtype F8_E4M3 \(has F64, F32, F"
-            ):
+            with pytest.raises(UnsupportedError, match=r"x.safetensors: y: no reader for dtype F8_E4M3 \(has F64, F32, F"):
                 ask("y")
 
 
@@ -323,9 +319,7 @@ def test_shrunk_while_open(tmp_path):
 def test_wrong_requests(tmp_path):
     library.save_file({"x": floats(4, 4, scale=1e6), "y": floats(2, 2, 2)}, tmp_path / "x")
     with SafetensorsFile(tmp_path / "x") as file:
-        with pytest.raises(
-            UserError, match="x: has float32 values beyond the range of float16; set precision: bf16 or fp32"
-        ):
+        with pytest.raises(UserError, match="x: has float32 values beyond the range of float16; set precision: bf16 or fp32"):
             file.read("x", dtype=np.float16)
         with pytest.raises(UnsupportedError, match="x: float32 is not read as int8; ask for a float dtype"):
             file.read("x", dtype=np.int8)

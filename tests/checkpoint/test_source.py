@@ -150,9 +150,7 @@ def test_offline_and_not_in_the_cache(cache):
 
 def test_offline_with_configuration_only(cache):
     snapshot = put_in_cache(cache, "gpt2-xl", config__json=b"{}")
-    with pytest.raises(
-        UserError, match="gpt2-xl: the local hub cache has its configuration but no safetensors, and HF"
-    ):
+    with pytest.raises(UserError, match="gpt2-xl: the local hub cache has its configuration but no safetensors, and HF"):
         resolve_source("gpt2-xl")
     assert resolve_source("gpt2-xl", weights=False) == snapshot
 
@@ -176,9 +174,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         files = self.server.files
         self.server.asked.append(path)
         if path.startswith("/api/models/org/model/revision") or path == "/api/models/org/model":
-            return self.answer_json(
-                {"id": "org/model", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-            )
+            return self.answer_json({"id": "org/model", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
         if path.startswith("/api/models/org/model/tree"):
             return self.answer_json(
                 [{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in files.items()]
@@ -267,9 +263,7 @@ def test_hub_without_a_model(hub):
 
 
 def test_hub_does_not_know_the_name(hub):
-    with pytest.raises(
-        UserError, match="org/other: no local folder of that name.* the hub has no public model of that"
-    ):
+    with pytest.raises(UserError, match="org/other: no local folder of that name.* the hub has no public model of that"):
         resolve_source("org/other")
 
 

@@ -1,0 +1,32 @@
+"""What all tests share: a compile cache of their own, and the models they run."""
+
+import os
+import pathlib
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory):
+    """Keep tests out of the user's cache folder; a program that several tests compile is compiled once."""
+    old = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if old is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = old
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Folder of the random GPT-2 with odd sizes: vocabulary 257, 61 positions, no tokenizer, BOS 255, EOS 256."""
+    return REPOSITORY / "tests" / "golden" / "gpt2-tiny"
+
+
+@pytest.fixture(scope="session")
+def pocket():
+    """Folder of the trained gpt2-pocket: vocabulary 4096, 512 positions, BOS and EOS 0."""
+    return REPOSITORY / "examples" / "gpt2" / "gpt2-pocket"
