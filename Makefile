@@ -17,7 +17,7 @@ PIP := $(RUN_PYTHON) -m pip --disable-pip-version-check -q
 include custom_ops/custom_ops.mk
 
 build: $(RUNTIME_STAMP)  ## build the custom ops for this machine
-	@$(MAKE) --no-print-directory custom-ops
+	@$(MAKE) --no-print-directory -j$(shell nproc 2>/dev/null || echo 2) custom-ops
 	@$(RUN_PYTHON) -c "from poptransformer.backends.xla.custom_ops import load_cpu_library as load; \
 	  library = load(); print('✓ cpu custom ops:', ', '.join(library.ops), f'({library.isa}, {library.num_threads} threads)')"
 

@@ -6,6 +6,9 @@
 CXX ?= g++
 RUN_PYTHON ?= $(or $(PYTHON),python3)
 
+# Set to nothing (make QUIET=) to see the compiler's command lines.
+QUIET ?= @
+
 CUSTOM_OPS_BUILD := custom_ops/build
 CUSTOM_OPS_LIBRARY := $(CUSTOM_OPS_BUILD)/libcustom_ops_cpu.so
 
@@ -59,19 +62,22 @@ $(CUSTOM_OPS_HEADERS):
 
 # Compile and link to a new name first: an interrupted build leaves no half file, a running process keeps its old library.
 $(CUSTOM_OPS_LIBRARY): $(CUSTOM_OPS_OBJECTS)
-	$(CXX) -shared -pthread -Wl,-z,defs -o $@.new $(CUSTOM_OPS_OBJECTS) $(LDFLAGS)
+	@echo "linking $@"
+	$(QUIET)$(CXX) -shared -pthread -Wl,-z,defs -o $@.new $(CUSTOM_OPS_OBJECTS) $(LDFLAGS)
 	@mv $@.new $@
 
 CUSTOM_OPS_COMPILE = $(CXX) $(CUSTOM_OPS_CXXFLAGS) -isystem "$$(sed -n 2p $(CUSTOM_OPS_HEADERS))" $(CXXFLAGS)
 
 $(CUSTOM_OPS_BUILD)/%.o: custom_ops/%.cc $(CUSTOM_OPS_HEADERS) custom_ops/custom_ops.mk
 	@mkdir -p $(@D)
-	$(CUSTOM_OPS_COMPILE) -c $< -o $@
+	@echo "compiling $<"
+	$(QUIET)$(CUSTOM_OPS_COMPILE) -c $< -o $@
 
 define CUSTOM_OPS_ISA_RULE
 $(CUSTOM_OPS_BUILD)/%.$(1).o: custom_ops/%.cc $(CUSTOM_OPS_HEADERS) custom_ops/custom_ops.mk
 	@mkdir -p $$(@D)
-	$$(CUSTOM_OPS_COMPILE) $$(CUSTOM_OPS_FLAGS_$(1)) -DPOPTRANSFORMER_ISA_NAMESPACE=$(1) -c $$< -o $$@
+	@echo "compiling $$< for $(1)"
+	$$(QUIET)$$(CUSTOM_OPS_COMPILE) $$(CUSTOM_OPS_FLAGS_$(1)) -DPOPTRANSFORMER_ISA_NAMESPACE=$(1) -c $$< -o $$@
 endef
 $(foreach isa,$(CUSTOM_OPS_ISAS),$(eval $(call CUSTOM_OPS_ISA_RULE,$(isa))))
 

@@ -46,7 +46,7 @@ def test_overrides(cwd):
 def test_more_overrides():
     out, _ = run(
         'inputs.prompts=["The old man opened the box and"]', "global_args.precision=bf16", "global_args.batch_size=4",
-        "model.max_length=256", "session.platform=cpu", FEW,
+        "model.max_length=256", "model.temperature=0", "session.platform=cpu", FEW,
     )  # fmt: skip
     assert out.startswith("--- The old man opened the box and\n saw a")
     assert re.search(r"^precision +bf16, KV cache bfloat16$", out, re.MULTILINE)
