@@ -21,7 +21,19 @@ def linear(context, x, weight, bias, out_dtype):
 
         if math.prod(x.shape[:-1]) <= custom_ops.MAX_LINEAR_ROWS:
             return custom_ops.linear(x, weight, bias, out_dtype)
-    y = product(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    if context.platform == "gpu" and math.prod(x.shape[:-1]) == 1:
+        y = _multiply_and_reduce(x, weight)
+    else:
+        y = product(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     if bias is not None:
         y = y + bias.astype(jnp.float32)
     return y.astype(out_dtype)
+
+
+def _multiply_and_reduce(x, weight):
+    """The product for one row of x, as XLA:GPU reads the weight fastest.
+
+    For some shapes it picks a matrix-product kernel that gives a single row half of the bandwidth of a reduction (H200,
+    1600 x 6400 in bf16: 15.8 us against about 7).
+    """
+    return (weight.astype(jnp.float32) * x.reshape(-1).astype(jnp.float32)).sum(-1).reshape(*x.shape[:-1], weight.shape[0])

@@ -19,7 +19,7 @@ class Context:
     """What a lowering may ask about the engine that traces it.
 
     Attributes:
-      platform: "cpu", "cuda", "tpu".
+      platform: JAX's name of it, "cpu", "gpu" or "tpu".
       custom_ops: names of the ops that run as kernels of this project.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
     """
