@@ -33,7 +33,7 @@ def linear(context, x, weight, bias, out_dtype):
 def _multiply_and_reduce(x, weight):
     """The product for one row of x, as XLA:GPU reads the weight fastest.
 
-    For some shapes it picks a matrix-product kernel that gives a single row half of the bandwidth of a reduction (H200,
-    1600 x 6400 in bf16: 15.8 us against about 7).
+    For some shapes it picks a matrix-product kernel that reads at a third of the bandwidth for a single row. Measured on a
+    H200: 2.09 instead of 2.75 ms a token for gpt2-xl in bf16.
     """
     return (weight.astype(jnp.float32) * x.reshape(-1).astype(jnp.float32)).sum(-1).reshape(*x.shape[:-1], weight.shape[0])
