@@ -17,7 +17,7 @@ PIP := $(RUN_PYTHON) -m pip --disable-pip-version-check -q
 include custom_ops/custom_ops.mk
 
 build: $(RUNTIME_STAMP)  ## build the custom ops for this machine
-	@$(MAKE) --no-print-directory -j$(shell nproc 2>/dev/null || echo 2) custom-ops
+	@$(MAKE) -s --no-print-directory -j$(shell nproc 2>/dev/null || echo 2) custom-ops
 	@$(RUN_PYTHON) -c "from poptransformer.backends.xla.custom_ops import load_cpu_library as load; \
 	  library = load(); print('✓ cpu custom ops:', ', '.join(library.ops), f'({library.isa}, {library.num_threads} threads)')"
 
@@ -34,7 +34,8 @@ lint: $(DEVELOPMENT_STAMP)  ## check style and common mistakes with ruff
 bench: build $(DEVELOPMENT_STAMP)  ## measure decode speed of the GPT-2-124M shape beside Hugging Face
 	$(RUN_PYTHON) benchmarks/bench_generate.py --shape gpt2-124m
 
-clean: clean-custom-ops  ## remove what was built (the virtual environment stays)
+clean: clean-custom-ops  ## remove what was built and cached (the virtual environment stays)
+	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*##/\1:/p' $(firstword $(MAKEFILE_LIST)) | column -t -s:

@@ -2,7 +2,7 @@
 
     from poptransformer import Session
 
-Only light modules are imported here; JAX, tokenizers and checkpoint readers come when a Session needs them.
+JAX, the tokenizers library and whatever else takes time to import comes when a Session needs it.
 """
 
 from poptransformer.errors import UnsupportedError, UserError

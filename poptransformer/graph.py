@@ -143,6 +143,9 @@ class Graph:
         self._stage = parent._stage if parent else 0
         self._names: dict[str, int] = parent._names if parent else {}  # how often each was given
 
+    def __repr__(self):
+        return f"Graph({self.name}: {len(self.nodes)} nodes, inputs {list(self.inputs)}, outputs {list(self.outputs)})"
+
     # ---- what a graph is made of
 
     @property

@@ -46,7 +46,7 @@ def _onnx():
     try:
         import onnx
     except ImportError:
-        raise UserError('saving a graph needs the package onnx: pip install "poptransformer[onnx]"') from None
+        raise UserError("saving a graph needs the package onnx: pip install onnx") from None
     return onnx
 
 

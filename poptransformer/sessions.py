@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import numbers
 import os
@@ -15,7 +16,7 @@ import numpy as np
 from poptransformer.backends import make_engine
 from poptransformer.checkpoint.reader import Checkpoint
 from poptransformer.errors import UnsupportedError, UserError
-from poptransformer.generation.prompts import encode_prompts
+from poptransformer.generation.prompts import encode_prompts, is_single
 from poptransformer.generation.result import Generation, Piece
 from poptransformer.generation.row import Row
 from poptransformer.generation.settings import check_stop_ids, settings_per_row
@@ -36,8 +37,13 @@ MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 class Session:
     """A model, its weights on a device, and its compiled graphs.
 
-    Weights are read and graphs compiled at the first call that needs them, or by `compile()`. Calls from several threads
-    queue. Use as a context manager, or call `close()`, to free the device's memory.
+    `generate`, `stream`, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and `timings_s` show
+    what is under them. Weights are read and graphs compiled at the first call that needs them, or by `compile()`. Calls from
+    several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
+
+    Rows do not influence each other: in fp32 a prompt's tokens are the same in every batch size and place. Sums may be made
+    in another order where batch sizes or prompt lengths take another program (above 8 rows, say), so logits agree to rounding
+    only, and in bf16 and fp16 two tokens that are nearly as good may change places.
 
         with Session(model="examples/gpt2/gpt2-pocket", precision="bf16") as session:
             print(session.generate("Once upon a time", max_new_tokens=64)[0].text)
@@ -54,8 +60,9 @@ class Session:
       num_replicas: tensor-parallel ranks. This version runs 1.
       layers_per_device: layers of each pipeline stage. This version runs one stage.
       custom_ops: "auto", True or False: whether this project's kernels run, see XlaEngine.
-      execution_cache_dir: folder for compiled programs; None for the user's cache folder, "" for none.
-      random_weights: draw weights instead of reading them, to measure speed without a checkpoint.
+      execution_cache_dir: folder for compiled programs; None for the user's cache folder, "" for none. This is JAX's
+        persistent compile cache, a setting of the whole process: the last Session's folder holds.
+      random_weights: draw weights instead of reading them, to measure speed without a checkpoint. Each backend draws its own.
     Raises: UserError for a value, file or config that cannot be used, before any device work.
     """
 
@@ -93,7 +100,8 @@ class Session:
         self.tokenizer = load_tokenizer(self._checkpoint.path) if self._checkpoint else None
         generation_config = self._checkpoint.generation_config if self._checkpoint else {}
         self.eos_token_ids = _token_ids("eos_token_id", config, generation_config, self.config.vocab_size)
-        self._bos_token_id = next(iter(_token_ids("bos_token_id", config, generation_config, self.config.vocab_size)), None)
+        bos_token_ids = _token_ids("bos_token_id", config, generation_config, self.config.vocab_size)
+        self._bos_token_id = bos_token_ids[0] if bos_token_ids else getattr(self.tokenizer, "bos_token_id", None)
         self._engine = make_engine(backend, platform, custom_ops, execution_cache_dir)
         self._lock = threading.Lock()  # held while the device works: calls queue
         self._wave = None  # whose tokens the caches hold
@@ -119,8 +127,11 @@ class Session:
         for begin in range(0, len(rows), self.batch_size):
             wave = self._new_wave(rows[begin : begin + self.batch_size])
             with self._lock:
+                # A stop string is looked for between runs: short ones at first, so that little is generated in vain.
+                num_steps = MAX_STREAM_STEPS if any(row.settings.stop for row in wave.rows) else DECODE_STEPS
                 while not wave.is_finished:
-                    self._advance(wave, DECODE_STEPS)
+                    self._advance(wave, num_steps)
+                    num_steps = min(2 * num_steps, DECODE_STEPS)
             results += [row.result(logprobs, wave.timings) for row in wave.rows]
         return results
 
@@ -128,7 +139,8 @@ class Session:
         """As `generate`, but gives the text piece by piece as it comes; the pieces of a row joined are its whole text.
 
         The arguments are checked at once, the work begins with the first piece. Closing the iterator stops it. Between two
-        pieces other calls may use the Session; the stream then fills the caches again and goes on with the same tokens.
+        pieces other calls may use the Session; the stream then fills the caches again and goes on, in fp32 with the tokens
+        it would have had anyway (in 16 bits rounding may differ, see the class).
         """
         rows = self._rows(prompts, settings)
 
@@ -150,8 +162,7 @@ class Session:
 
     def logits(self, prompt) -> np.ndarray:
         """Logits for the token after each token of a text: float32 [T, V] for T tokens."""
-        (ids,) = self._encode([prompt])
-        return np.concatenate(list(self._each_chunk(ids, "logits")))
+        return np.concatenate(list(self._each_chunk(self._encode_one(prompt), "logits")))
 
     def score(self, prompt) -> np.ndarray:
         """Natural log-probability of each token of a text given those before it: float32 [T - 1], as the first has none.
@@ -159,7 +170,7 @@ class Session:
         Args:
           prompt: a string or token ids, at least two tokens.
         """
-        (ids,) = self._encode([prompt])
+        ids = self._encode_one(prompt)
         if len(ids) < 2:
             raise UserError(f"score needs at least two tokens, the prompt has {len(ids)}")
         return np.concatenate(list(self._each_chunk(ids[:-1], "logprobs", targets=ids[1:])))
@@ -177,6 +188,7 @@ class Session:
         Args:
           prompt_lengths: numbers of tokens, each in 1 .. max_length.
         """
+        prompt_lengths = list(prompt_lengths)
         wrong = [length for length in prompt_lengths if not 1 <= length <= self.max_length]
         if wrong:
             raise UserError(f"prompt_lengths: {wrong} are not in 1 .. max_length={self.max_length}")
@@ -214,14 +226,13 @@ class Session:
     def memory_bandwidth_gb_per_s(self) -> float | None:
         """Measure how fast the device reads its memory, now; None where the backend cannot tell."""
         with self._lock:
+            self._check_open()
             return self._engine.memory_bandwidth_gb_per_s()
 
-    @property
+    @functools.cached_property
     def weight_bytes_per_token(self) -> int:
         """Bytes of weights that one decode step reads: all but the rows of embeddings that are not looked up."""
-        if not hasattr(self, "_weight_bytes"):
-            self._weight_bytes = self.graph("decode").parameter_bytes_read()
-        return self._weight_bytes
+        return self.graph("decode").parameter_bytes_read()
 
     def close(self) -> None:
         """Free the device's memory. The Session cannot be used afterwards; closing twice is fine."""
@@ -246,7 +257,17 @@ class Session:
             raise UserError(f"{'; '.join(long)}; max_length is {self.max_length}: shorten the prompt or raise max_length")
         return encoded
 
+    def _encode_one(self, prompt):
+        if not is_single(prompt):
+            raise UserError("wanted one prompt, a string or a list of token ids; call once for each of several")
+        return self._encode([prompt])[0]
+
+    def _check_open(self):
+        if self._is_closed:
+            raise UserError("this Session is closed")
+
     def _rows(self, prompts, settings):
+        self._check_open()
         encoded = self._encode(prompts)
         full = [f"prompt {i}" for i, ids in enumerate(encoded) if len(ids) == self.max_length]
         if full:
@@ -296,8 +317,7 @@ class Session:
         return self._engine.run(name, inputs)
 
     def _load(self):
-        if self._is_closed:
-            raise UserError("this Session is closed")
+        self._check_open()
         if not self._is_loaded:
             with self._timed("load", "loaded the weights"):
                 parameters = list(self.model.parameters())
@@ -309,9 +329,11 @@ class Session:
         """Load the weights and compile a graph, if that has not been done."""
         self._load()
         if name not in self._engine.graphs:
-            graph = self.graph(name)
             with self._timed("compile", f"compiled {name}"), self._progress.compiling(name):
+                graph = self.graph(name)
                 self._engine.compile(name, graph)
+                # A program's first run takes XLA longer, whatever it computes: here with no token that counts.
+                self._engine.run(name, {key: np.zeros(value.shape, value.dtype) for key, value in graph.inputs.items()})
 
     @contextlib.contextmanager
     def _timed(self, key, what):

@@ -12,7 +12,7 @@ from poptransformer import Session, UserError, ops
 from poptransformer.graph import Graph, Parameter, State
 from poptransformer.onnx_writer import DOMAIN, to_onnx
 
-onnx = pytest.importorskip("onnx", reason='pip install "poptransformer[onnx]"')
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
 onnx_reference = pytest.importorskip("onnx.reference")
 
 f32, i32 = np.float32, np.int32
@@ -205,7 +205,7 @@ def test_a_graph_without_nodes_and_one_of_own_ops():
 
 def test_without_onnx(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UserError, match=r'pip install "poptransformer\[onnx\]"'):
+    with pytest.raises(UserError, match="pip install onnx"):
         build_graph(ops.neg, x=np.zeros(2, f32)).save_onnx(tmp_path / "graph.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -19,13 +19,14 @@ namespace {
 constexpr int64_t kSerialBytes = 64 << 10;  // of weights: read sooner by one thread than a parked one takes to wake
 constexpr int64_t kTaskBytes = 32 << 10;    // per task at least
 constexpr int64_t kTasksPerThread = 8;      // evens out cores that other processes slow down
-constexpr int64_t kTaskAlign = 4;           // outputs, so that only the last task has a short block
+constexpr int64_t kTaskAlign = 12;          // outputs, a multiple of 1, 2, 3 and 4: only the last task has short blocks
 
 }  // namespace
 
 void Linear(const LinearArgs& a) {
   static const LinearKernels kernels = POPTRANSFORMER_SELECT_ISA(Linear);
   if (a.num_rows == 0 || a.out_features == 0) return;
+  // Stays in use until the outputs are done: they must not ask for scratch themselves.
   float* const x = ThreadScratch(a.num_rows * kernels.x_stride(a));
   kernels.widen_x(a, x);
   const int64_t bytes = a.out_features * a.in_features * ByteWidth(a.weight_dtype);

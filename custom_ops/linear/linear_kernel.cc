@@ -11,7 +11,7 @@ namespace POPTRANSFORMER_ISA_NAMESPACE {
 namespace {
 
 constexpr int kMaxSums = kLanes == 16 ? 16 : 8;  // of 32 or 16 vector registers
-constexpr int BlockRows(int m) { return m <= 2 ? 4 : kMaxSums / m > 4 ? 4 : kMaxSums / m > 0 ? kMaxSums / m : 1; }
+constexpr int BlockRows(int m) { return kMaxSums / m < 4 ? kMaxSums / m : 4; }
 
 int64_t XStride(const LinearArgs& a) { return (a.in_features + kLanes - 1) / kLanes * kLanes; }
 

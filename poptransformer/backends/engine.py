@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import zlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -127,8 +128,6 @@ class Engine(abc.ABC):
 
 def random_weight(parameter: Parameter) -> np.ndarray:
     """Draw a weight for runs without a checkpoint; the same name gives the same numbers."""
-    import zlib
-
     if parameter.init != "normal":
         return np.full(parameter.shape, 1 if parameter.init == "ones" else 0, parameter.dtype)
     generator = np.random.default_rng(zlib.crc32(parameter.name.encode()))

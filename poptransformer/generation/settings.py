@@ -25,7 +25,8 @@ class GenerationSettings:
       top_p: share of the probability to choose from, in (0, 1].
       min_p: least probability of a token relative to the best one's, in [0, 1].
       repetition_penalty: above 1 makes tokens that the row already has less likely.
-      seed: any whole number; the same seed gives the same tokens. None draws one, which the Generation tells.
+      seed: any whole number; the same seed gives the same tokens, also to several rows with the same prompt. None draws one
+        for each row, which its Generation tells.
       ignore_eos: go on after an end-of-sequence token, for benchmarks.
       stop_token_ids: tokens that end the row, beside the model's own.
       stop: strings that end the row; they are not part of the text.

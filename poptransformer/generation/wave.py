@@ -105,12 +105,13 @@ class Wave:
         self._is_fresh = np.zeros(rows, bool)
         counts = outputs["num_new"]
         self.timings.decode_steps += int(counts.max())
-        self.timings.decode_tokens += int(counts.sum())
-        return [
+        pieces = [
             row.take(outputs["tokens"][i, : counts[i]].tolist(), outputs["logprobs"][i, : counts[i]].tolist())
             for i, row in enumerate(self.rows)
             if max_new[i]
         ]
+        self.timings.decode_tokens += sum(len(piece.token_ids) for piece in pieces)
+        return pieces
 
     def _settings_inputs(self):
         rows = self.batch_size

@@ -19,7 +19,7 @@ def find_model(config: dict):
     names = architectures if isinstance(architectures, list) else [architectures]
     other_heads = [name for name in names if not str(name).endswith(("LMHeadModel", "ForCausalLM", "Model"))]
     if not isinstance(model_type, str) or model_type not in MODELS or other_heads:
-        what = f"model_type={model_type!r}" + (f", architectures={architectures}" if architectures else "")
+        what = f"architectures={architectures}" if other_heads else f"model_type={model_type!r}"
         raise UnsupportedError(
             f"config.json: {what} is not supported; this version runs causal language models of {', '.join(MODELS)}"
         )

@@ -20,6 +20,14 @@ def read_config(config: dict, **keys: str) -> dict:
     return {name: config[key] for name, key in keys.items()}
 
 
+def read_bool(config: dict, key: str, default: bool) -> bool:
+    """Take a switch that may be missing out of a config.json. Raises: UserError if it is not true or false."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise UserError(f"config.json: {key}={value!r}: wanted true or false")
+    return value
+
+
 def read_number(config: dict, key: str, default: float) -> float:
     """Take a number that may be missing out of a config.json. Raises: UserError if it is not a number of at least 0."""
     value = config.get(key, default)

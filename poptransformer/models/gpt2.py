@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from poptransformer.errors import UnsupportedError
+from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.layers import MLP, Attention, BaseLayer, Embedding, LayerNorm, LMHead
-from poptransformer.models.config import read_config, read_number
+from poptransformer.models.config import read_bool, read_config, read_number
 from poptransformer.models.decoder_model import DecoderModel
 
 
@@ -43,13 +43,15 @@ class GPT2Config:
             {"n_positions": 1024} | config, vocab_size="vocab_size", hidden_size="n_embd", num_layers="n_layer",
             num_heads="n_head", max_seq_len="n_positions", **optional,
         )  # fmt: skip
+        if sizes["hidden_size"] % sizes["num_heads"]:
+            raise UserError(f"config.json: n_embd={sizes['hidden_size']} is not a multiple of n_head={sizes['num_heads']}")
         return cls(
             **{"intermediate_size": 4 * sizes["hidden_size"]} | sizes,
             activation=config.get("activation_function", "gelu_new"),
             norm_eps=read_number(config, "layer_norm_epsilon", 1e-5),
-            is_tied=config.get("tie_word_embeddings", True),
-            use_scale=config.get("scale_attn_weights", True),
-            use_inverse_layer_scale=config.get("scale_attn_by_inverse_layer_idx", False),
+            is_tied=read_bool(config, "tie_word_embeddings", True),
+            use_scale=read_bool(config, "scale_attn_weights", True),
+            use_inverse_layer_scale=read_bool(config, "scale_attn_by_inverse_layer_idx", False),
         )
 
 

@@ -58,8 +58,8 @@ def stand_in(path, manifest):
 def test_missing(fresh, tmp_path):
     fresh.setattr(custom_ops, "__file__", str(tmp_path / "poptransformer" / "backends" / "xla" / "custom_ops.py"))
     assert message() == (
-        "custom_ops/build/libcustom_ops_cpu.so not found; build it with `make`, "
-        "or set session.custom_ops=false for the plain XLA lowering"
+        f"{tmp_path}/custom_ops/build/libcustom_ops_cpu.so not found; build it with `make` in a checkout of the project, "
+        "or set custom_ops: false for the plain XLA lowering"
     )
 
 
@@ -87,7 +87,7 @@ def test_foreign(fresh, tmp_path):
 def test_built_for_another_jaxlib(fresh, tmp_path):
     fresh.setenv(custom_ops.LIBRARY_VARIABLE, str(stand_in(tmp_path / "old.so", "ffi 7 9\nop attention 1\n")))
     assert "old.so is out of date: it was built for XLA FFI 7.9, and jaxlib " in message()
-    assert "rebuild it with `make`, or set session.custom_ops=false" in message()
+    assert "rebuild it with `make`, or set custom_ops: false" in message()
 
 
 @needs_compiler

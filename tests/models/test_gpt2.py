@@ -328,7 +328,9 @@ def test_unsupported_configs(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n_head": 4}, "hidden_size=6 is not a multiple of num_heads=4"),
+        ({"n_head": 4}, "n_embd=6 is not a multiple of n_head=4"),
+        ({"n_head": 7}, "n_embd=6 is not a multiple of n_head=7"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no': wanted true or false"),
         ({"n_embd": 0, "n_layer": "2"}, "wanted positive whole numbers for n_embd=0, n_layer='2'"),
         ({"vocab_size": True}, "wanted positive whole numbers for vocab_size=True"),
         ({"n_positions": 0}, "wanted positive whole numbers for n_positions=0"),

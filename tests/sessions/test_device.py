@@ -160,3 +160,26 @@ def test_compiled_programs_are_kept_where_asked(tiny, tmp_path):
         session.generate([1], max_new_tokens=1)
     with Session(tiny, max_length=7, execution_cache_dir=folder) as session:
         assert len(session.generate([1], max_new_tokens=1)[0].token_ids) == 1
+
+
+def test_compile_takes_any_iterable_and_refuses_lengths_that_do_not_fit(tiny):
+    with Session(tiny, backend="reference") as session:
+        session.compile(length for length in (5, 40))
+        assert {name for name in session._engine.graphs if "prefill" in name} == {"prefill_16", "prefill_61"}
+        with pytest.raises(UserError, match=r"prompt_lengths: \[0, 62\] are not in 1 .. max_length=61"):
+            session.compile([0, 61, 62])
+
+
+def test_a_program_runs_once_before_its_first_use_and_changes_nothing(tiny):
+    """The run that compiling ends with has no token that counts, also between two chunks of a prompt."""
+    with Session(tiny, backend="reference", max_length=61) as session:
+        session.run("prefill_16", {
+            "input_ids": np.arange(16, dtype=np.int32)[None], "cache_len": np.zeros(1, np.int32),
+            "num_tokens": np.full(1, 16, np.int32), "is_fresh": np.ones(1, bool),
+        })  # fmt: skip
+        before = {name: array.copy() for name, array in session._engine._states.items()}
+        assert any(array.any() for array in before.values())
+        for name in ("decode", "prefill_32", "logits_16", "score_16", "generate_16"):
+            session._prepare(name)
+        for name, array in session._engine._states.items():
+            np.testing.assert_array_equal(array, before[name])

@@ -237,3 +237,10 @@ def test_max_length_of_one_and_two(tiny):
             [CASES[0]["greedy"][0]]
         ]
         assert session.score([7, 9]).shape == (1,)
+
+
+def test_a_stop_string_ends_the_work_soon_and_only_kept_tokens_count(texts):
+    plain = texts.generate(TEXT, max_new_tokens=60)[0]
+    out = texts.generate(TEXT, max_new_tokens=60, stop=plain.text[:6])[0]
+    assert out.text == "" and out.finish_reason == "stop"
+    assert out.timings.decode_tokens == len(out.token_ids) < out.timings.decode_steps <= 8

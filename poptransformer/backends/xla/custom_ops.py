@@ -22,7 +22,7 @@ DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 OPS = {"attention": 1, "gather": 1, "linear": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 
-_WAY_OUT = "or set session.custom_ops=false for the plain XLA lowering"
+_WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
 
 _lock = threading.Lock()
 _loaded = None
@@ -162,7 +162,7 @@ def _find():
         return pathlib.Path(chosen).resolve(), chosen
     path = pathlib.Path(__file__).resolve().parents[3] / DEFAULT_LIBRARY
     if not path.is_file():
-        raise MissingLibraryError(f"{DEFAULT_LIBRARY} not found; build it with `make`, {_WAY_OUT}")
+        raise MissingLibraryError(f"{path} not found; build it with `make` in a checkout of the project, {_WAY_OUT}")
     return path, DEFAULT_LIBRARY
 
 

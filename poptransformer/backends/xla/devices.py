@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform as platform_module
 
 import jax
 
@@ -32,6 +33,15 @@ def pick_device(platform: str):
             f"platform={platform!r}: JAX sees no such device here, only {', '.join(there)}; "
             f"for NVIDIA GPUs install jax[cuda13], or set session.platform=auto"
         ) from None
+
+
+def cpu_name() -> str:
+    """The processor's name in words, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform_module.processor() or platform_module.machine()
 
 
 def default_cache_dir() -> pathlib.Path:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import time
+import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from poptransformer.backends.engine import DeviceInfo, Engine
-from poptransformer.backends.xla.devices import pick_device, use_compile_cache
+from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compile_cache
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
 from poptransformer.errors import UnsupportedError, UserError
 
@@ -42,7 +44,7 @@ class XlaEngine(Engine):
         library = self._library
         kernels = f"{', '.join(library.ops)} ({library.isa}, {library.num_threads} threads)" if library else "none (plain XLA)"
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
-        return DeviceInfo(platform, self.device.device_kind, kernels)
+        return DeviceInfo(platform, cpu_name() if platform == "cpu" else self.device.device_kind, kernels)
 
     def memory_bandwidth_gb_per_s(self):
         if self.device.platform == "cpu":
@@ -63,8 +65,6 @@ class XlaEngine(Engine):
         self._parameters[parameter.name] = array.block_until_ready()
 
     def _random(self, parameter):
-        import zlib
-
         with jax.default_device(self.device):
             key = jax.random.key(zlib.crc32(parameter.name.encode()))
             return _draw(key, parameter.shape, jnp.dtype(parameter.dtype), parameter.init)
@@ -144,20 +144,29 @@ def _draw(key, shape, dtype, init):
     return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)
 
 
-def _copy_bandwidth_gb_per_s(device, num_bytes=1 << 30, repetitions=20):
-    """Bytes read and written per second by a copy on the device, best of a few; what a memory-bound program can reach."""
-    import time
+def _copy_bandwidth_gb_per_s(device, num_bytes=1 << 29, repetitions=20):
+    """Bytes read and written per second by a copy on the device, best of a few; what a memory-bound program can reach.
 
-    source = jnp.zeros(num_bytes // 4, jnp.float32, device=device)
+    None where the device has no room for two buffers of num_bytes beside what is there.
+    """
+    try:
+        source = jnp.zeros(num_bytes // 4, jnp.float32, device=device).block_until_ready()
+        return _time_copies(source, num_bytes, repetitions)
+    except jax.errors.JaxRuntimeError as error:
+        logger.warning("memory bandwidth not measured: %s", str(error).splitlines()[0])
+        return None
+
+
+def _time_copies(source, num_bytes, repetitions):
     copy = jax.jit(lambda x: x + 1)
     copy(source).block_until_ready()
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
-        copies = [copy(source) for _ in range(repetitions)]
-        jax.block_until_ready(copies[-1])
+        for _ in range(repetitions):
+            last = copy(source)
+        last.block_until_ready()
         seconds.append((time.perf_counter() - begin) / repetitions)
-        del copies
     return 2 * num_bytes / min(seconds) / 1e9
 
 
@@ -179,5 +188,5 @@ def _custom_op_library(platform, custom_ops):
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
-        logger.warning("attention runs as plain XLA, several times slower: %s", error)
+        logger.warning("attention, linear and gather run as plain XLA, several times slower: %s", error)
         return None
