@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 import pathlib
 import re
 import sys
@@ -129,6 +130,8 @@ def main(config_dir: str, config_name: str):
                 f"hydra.searchpath=[file://{REPOSITORY / 'configs'}]",
                 "hydra.run.dir=.",
                 "hydra.output_subdir=null",
+                "hydra.sweep.dir=.",
+                "hydra.sweep.subdir=.",
                 "hydra/job_logging=none",
                 "hydra/hydra_logging=none",
             ]
@@ -210,12 +213,16 @@ class _one_line_errors:
         if kind is not None and issubclass(kind, UserError):
             sys.stderr.write("error: " + re.sub(r"\s*\n\s*", " ", str(error)) + "\n")
             sys.exit(1)
+        if kind is BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         if kind is KeyboardInterrupt:
             sys.stderr.write("interrupted\n")
             sys.exit(130)
 
 
 def _unknown_key(key):
+    key = str(key)
     group, is_dotted, name = key.partition(".")
     tops = [*GROUPS, "log_level"]
     if group not in tops:

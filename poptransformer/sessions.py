@@ -210,7 +210,7 @@ class Session:
 
     def graph(self, name: str):
         """Build the graph that `run` would run under this name."""
-        kind, _, length = name.partition("_")
+        kind, _, length = str(name).partition("_")
         build = getattr(self.model, f"build_{kind}", None)
         if build is None or (not length.isdecimal() if kind != "decode" else bool(length)):
             raise UserError(f"no graph {name!r}; there are decode, prefill_T, logits_T, score_T and generate_T")
@@ -360,7 +360,7 @@ def _positive(name, value):
 
 
 def _check_stages(layers_per_device, num_layers):
-    if layers_per_device in (None, "auto"):
+    if layers_per_device is None or isinstance(layers_per_device, str) and layers_per_device == "auto":
         return
     stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
     if stages is None or not all(isinstance(count, int) and count >= 0 for count in stages):

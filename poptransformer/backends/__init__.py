@@ -12,6 +12,8 @@ def make_engine(backend="xla", platform="auto", custom_ops="auto", execution_cac
 
     Raises: UnsupportedError for an unknown backend; UserError for a platform or custom op that is not there.
     """
+    if not isinstance(backend, str):
+        raise UnsupportedError(f"backend={backend!r} is not supported; this version has {', '.join(BACKENDS)}")
     if backend == "xla":
         from poptransformer.backends.xla.engine import XlaEngine
 

@@ -55,6 +55,7 @@ class Engine(abc.ABC):
 
     def load(self, parameters: Iterable[Parameter], progress=None) -> None:
         """Put weights on the device, one at a time. `progress`, if given, is called with each Parameter once it is there."""
+        self._check_process()
         for parameter in parameters:
             if parameter.name not in self._parameter_names:
                 self._load_one(parameter)
@@ -64,6 +65,7 @@ class Engine(abc.ABC):
 
     def compile(self, name: str, graph: Graph) -> None:
         """Make a graph ready to run under a name. States it brings in start as zeros; those already there stay."""
+        self._check_process()
         if name in self.graphs:
             raise UserError(f"a graph called {name!r} is already compiled")
         for state, _ in graph.states.values():
@@ -84,6 +86,7 @@ class Engine(abc.ABC):
 
         If the run is broken off (Ctrl-C, device error) the states are zeros again before the exception goes on.
         """
+        self._check_process()
         if name not in self.graphs:
             raise UserError(f"no graph {name!r} is compiled; compiled: {', '.join(self.graphs) or 'none'}")
         arrays = {}
@@ -109,6 +112,10 @@ class Engine(abc.ABC):
         """Free the device memory of weights and states, and forget all graphs."""
         self._free()
         self.graphs, self._state_specs, self._parameter_names = {}, {}, set()
+
+    def _check_process(self) -> None:
+        """Refuse work in a process where the backend would hang; nothing to refuse unless a backend says so."""
+        return None
 
     @abc.abstractmethod
     def _free(self) -> None: ...

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from poptransformer.errors import UserError
 from poptransformer.generation.result import Piece, Timings
 from poptransformer.generation.row import Row
 from poptransformer.models.decoder_model import DECODE_STEPS, MAX_STOP_IDS
@@ -104,6 +105,7 @@ class Wave:
         self.timings.decode_ms += 1e3 * (time.perf_counter() - begin)
         self._is_fresh = np.zeros(rows, bool)
         counts = outputs["num_new"]
+        self._check_finite(outputs["logprobs"], counts)
         self.timings.decode_steps += int(counts.max())
         pieces = [
             row.take(outputs["tokens"][i, : counts[i]].tolist(), outputs["logprobs"][i, : counts[i]].tolist())
@@ -112,6 +114,15 @@ class Wave:
         ]
         self.timings.decode_tokens += sum(len(piece.token_ids) for piece in pieces)
         return pieces
+
+    def _check_finite(self, logprobs, counts):
+        """Refuse tokens that were chosen from logits with a NaN: they mean nothing."""
+        rows = [row.index for i, row in enumerate(self.rows) if np.isnan(logprobs[i, : counts[i]]).any()]
+        if rows:
+            raise UserError(
+                f"prompt {', '.join(map(str, rows))}: the model's logits are not finite; the weights hold NaN or infinity, "
+                f"or a number grew beyond float16: set precision (and kv_cache) to bf16 or fp32"
+            )
 
     def _settings_inputs(self):
         rows = self.batch_size

@@ -1,6 +1,7 @@
 """Engines: weights and states that graphs share, what is refused, failed runs, and caches that are updated in place."""
 
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -344,3 +345,30 @@ def test_a_loop_over_attention_updates_its_caches_in_place(batch_size):
     assert int(np.prod(cache_shape)) not in copies(engine, "decode")
     for actual, wanted in zip(results[1], results[0], strict=True):
         assert_close(actual, wanted, rtol=1e-4, atol=1e-5)  # twenty steps, each on the result of the one before
+
+
+def test_an_interrupt_comes_through_while_a_compiler_runs(monkeypatch):
+    """The compiler's thread is waited for when the process ends, not interrupted: XLA's would crash the process then."""
+    from poptransformer.backends.xla import engine
+
+    release, done = threading.Event(), threading.Event()
+
+    def compiler():
+        release.wait(60)
+        done.set()
+        return "program"
+
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("concurrent.futures.Future.result", interrupted)
+        engine._uninterrupted(compiler)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "compile")
+    assert not thread.daemon and not done.is_set()
+    release.set()
+    thread.join(60)
+    assert done.is_set()
+    assert engine._uninterrupted(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        engine._uninterrupted(lambda: 1 / 0)

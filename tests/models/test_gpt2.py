@@ -329,6 +329,9 @@ def test_unsupported_configs(change, message):
     ("change", "message"),
     [
         ({"n_head": 4}, "n_embd=6 is not a multiple of n_head=4"),
+        ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon=inf: wanted a number of at least 0"),
+        ({"n_layer": 10**9}, "n_layer=1000000000 is more than any model has; at most 10000"),
+        ({"vocab_size": 10**30}, "wanted positive whole numbers for vocab_size=1000000"),
         ({"n_head": 7}, "n_embd=6 is not a multiple of n_head=7"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no': wanted true or false"),
         ({"n_embd": 0, "n_layer": "2"}, "wanted positive whole numbers for n_embd=0, n_layer='2'"),

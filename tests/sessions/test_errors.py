@@ -4,9 +4,12 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from session_cases import DICT
 
 from poptransformer import Session, UnsupportedError, UserError
@@ -152,3 +155,57 @@ def test_calls_that_cannot_be_used(tiny, monkeypatch, prompts, settings, message
         with pytest.raises(UserError, match=re.escape(message)):
             session.generate(prompts, **settings)
         assert not session._engine.graphs
+
+
+@pytest.mark.parametrize("backend", ["reference", "xla"])
+def test_logits_that_are_not_finite(backend, tiny, monkeypatch):
+    """They would come out as token 0 with log-probability NaN."""
+    with Session(tiny, backend=backend, batch_size=2) as session:
+        session.load()
+        norm = next(parameter for parameter in session.model.parameters() if parameter.name.endswith("ln_f.weight"))
+        array = np.full(norm.shape, np.nan, norm.dtype)
+        place = session._engine._parameters
+        place[norm.name] = array if backend == "reference" else place[norm.name] * np.nan
+        with pytest.raises(UserError, match="prompt 0, 1: the model's logits are not finite"):
+            session.generate([[1], [2]], max_new_tokens=3)
+
+
+def test_a_forked_process_is_refused():
+    """Without the check it would wait for ever; spawn works."""
+    script = """
+import multiprocessing, sys
+from poptransformer import Session, UserError
+
+config = dict(model_type="gpt2", vocab_size=50, n_embd=12, n_head=2, n_layer=2, n_positions=40)
+session = Session(config, random_weights=True)
+session.generate([1], max_new_tokens=2)
+
+def child(queue):
+    for call in (lambda: session.generate([1], max_new_tokens=2), lambda: Session(config, random_weights=True)):
+        try:
+            call()
+        except UserError as error:
+            queue.put(str(error))
+
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+process = context.Process(target=child, args=(queue,))
+process.start()
+print(queue.get(timeout=60), queue.get(timeout=60), sep="\\n")
+process.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120, cwd=REPOSITORY
+    )
+    message = "this process was forked after JAX was started and cannot run; use multiprocessing's spawn instead\n"
+    assert done.stdout == message * 2, done.stderr
+
+
+def test_a_cache_folder_that_cannot_be_written(tiny, tmp_path, caplog, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="execution_cache_dir=.*file.* cannot be written"):
+        Session(tiny, execution_cache_dir=tmp_path / "file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with Session(tiny) as session:
+        assert "compiled programs are not kept" in caplog.text
+        assert session.generate([1], max_new_tokens=1)

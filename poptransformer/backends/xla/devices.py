@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import platform as platform_module
+import tempfile
 
 import jax
 
 from poptransformer.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 
@@ -54,12 +58,22 @@ def use_compile_cache(folder: str | None) -> None:
     """Keep every compiled program in JAX's persistent cache. The setting is the process's: the last Session's folder wins.
 
     Args:
-      folder: None for the user's cache folder, "" for no cache.
+      folder: None for the user's cache folder (none, with a warning, where it cannot be written), "" for no cache.
+    Raises: UserError if a folder that was given cannot be written.
     """
     from jax.experimental.compilation_cache import compilation_cache
 
-    folder = default_cache_dir() if folder is None else folder
-    value = str(pathlib.Path(folder).expanduser()) if folder else None
+    value = None if folder == "" else str(folder or default_cache_dir())
+    if value:
+        try:
+            value = os.path.expanduser(value)
+            os.makedirs(value, exist_ok=True)
+            tempfile.TemporaryFile(dir=value).close()
+        except (OSError, ValueError) as error:
+            if folder is not None:
+                raise UserError(f"execution_cache_dir={folder!r} cannot be written: {error}") from None
+            logger.warning("compiled programs are not kept: %s cannot be written: %s", value, error)
+            value = None
     if jax.config.jax_compilation_cache_dir != value:
         jax.config.update("jax_compilation_cache_dir", value)
         compilation_cache.reset_cache()

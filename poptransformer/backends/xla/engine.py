@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import importlib
 import logging
+import os
+import threading
 import time
 import zlib
 
@@ -34,6 +37,7 @@ class XlaEngine(Engine):
 
     def __init__(self, platform="auto", custom_ops="auto", execution_cache_dir=None):
         super().__init__()
+        _refuse_forked_process()
         use_compile_cache(execution_cache_dir)
         self.device = pick_device(platform)
         self._library = _custom_op_library(self.device.platform, custom_ops)
@@ -56,6 +60,9 @@ class XlaEngine(Engine):
             if not array.is_deleted():
                 array.delete()
         self._parameters, self._states, self._programs = {}, {}, {}
+
+    def _check_process(self):
+        _refuse_forked_process()
 
     def _load_one(self, parameter):
         if parameter.load:
@@ -93,7 +100,7 @@ class XlaEngine(Engine):
         updated = {key: spec for key, spec in states.items() if key in graph.state_updates}
         kept = {key: spec for key, spec in states.items() if key not in graph.state_updates}
         jitted = jax.jit(program, donate_argnums=1, keep_unused=True)
-        self._programs[name] = jitted.lower(parameters, updated, kept, inputs).compile()
+        self._programs[name] = _uninterrupted(jitted.lower(parameters, updated, kept, inputs).compile)
 
     def _create_states(self, states):
         for state in states:
@@ -126,6 +133,35 @@ def _evaluate(context, values, graph, inputs):
             )
             values[value] = array
     return [values[value] for value in graph.outputs.values()]
+
+
+_jax_process = None  # the process whose JAX is up
+
+
+def _refuse_forked_process():
+    """JAX's threads do not come along into a forked process: whatever runs there waits for them for ever."""
+    global _jax_process
+    _jax_process = _jax_process or os.getpid()
+    if os.getpid() != _jax_process:
+        raise UserError("this process was forked after JAX was started and cannot run; use multiprocessing's spawn instead")
+
+
+def _uninterrupted(function):
+    """Call a function in a thread of its own and wait for it.
+
+    An interrupt then comes at once, here, and the interpreter waits for the thread before it ends: were XLA's compiler
+    interrupted itself, it would go on while the process is taken down around it, and crash (seen with jaxlib 0.10).
+    """
+    future = concurrent.futures.Future()
+
+    def call():
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="compile", daemon=False).start()
+    return future.result()
 
 
 def _refuse_64_bits(graph):
@@ -172,7 +208,7 @@ def _time_copies(source, num_bytes, repetitions):
 
 def _custom_op_library(platform, custom_ops):
     """Find the kernels for a platform, or say by name that plain XLA runs instead."""
-    if not isinstance(custom_ops, bool) and custom_ops != "auto":
+    if not isinstance(custom_ops, (bool, str)) or isinstance(custom_ops, str) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
         return None
