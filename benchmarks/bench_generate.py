@@ -1,6 +1,7 @@
 """Decode and prefill speed of a model folder or a named shape, beside Hugging Face eager where torch is installed.
 
     python benchmarks/bench_generate.py --shape gpt2-124m
+    python benchmarks/bench_generate.py --shape smollm2-135m --precision bf16
     python benchmarks/bench_generate.py --shape gpt2-xl --platform cuda --precision bf16 --max-length 512
     python benchmarks/bench_generate.py --model examples/gpt2/gpt2-pocket --precision fp32 bf16 --custom-ops auto false
 
@@ -106,13 +107,13 @@ class HuggingFace:
 
     def __init__(self, arguments, model, precision):
         import torch
-        from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         is_cuda = arguments.platform in ("auto", "cuda") and torch.cuda.is_available()
         self.device = "cuda" if is_cuda else "cpu"
         if isinstance(model, dict):
-            self.model = GPT2LMHeadModel(GPT2Config(**model)).to(dtype)
+            self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model), dtype=dtype)
         else:
             self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
         self.model = self.model.to(self.device).eval()

@@ -78,14 +78,14 @@ def write_checkpoint(folder, config):
     from safetensors.numpy import save_file
 
     from poptransformer.backends.engine import random_weight
-    from poptransformer.models.gpt2 import GPT2, GPT2Config
+    from poptransformer.models import find_model
     from poptransformer.register import REGISTER
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    float32 = np.dtype(np.float32)
+    float32, model_class = np.dtype(np.float32), find_model(config)
     with REGISTER.scope(batch_size=1, max_length=16, world_size=1, dtype=float32, weight_dtype=float32, cache_dtype=float32):
-        model = GPT2(GPT2Config.from_hf(config))
+        model = model_class(model_class.config_class.from_hf(config))
     tensors = {}
     for parameter in model.parameters():
         array = random_weight(parameter)

@@ -389,6 +389,28 @@ def _layer_norm(writer, node, eps):
         writer.finish(writer.add("LayerNormalization", inputs, Spec(y.shape, dtype), **attributes), dtype, y)
 
 
+@_translates("rms_norm")
+def _rms_norm(writer, node, eps):
+    """In steps: this opset has no operator for it."""
+    (x, weight), (y,) = node.inputs, node.outputs
+    wide = Spec(x.shape, _wide(x.dtype))
+    column = Spec((*x.shape[:-1], 1), wide.dtype)
+    x = writer.cast(x, x.dtype, wide.dtype, wide)
+    mean = writer.add("ReduceMean", [writer.add("Mul", [x, x], wide), writer.constant([-1])], column, keepdims=1)
+    mean = writer.add("Add", [mean, writer.constant(eps, wide.dtype)], column)
+    normed = writer.add("Div", [x, writer.add("Sqrt", [mean], column)], wide)
+    normed = writer.cast(normed, wide.dtype, y.dtype, wide)
+    product = np.result_type(_wide(y.dtype), _wide(weight.dtype))
+    factors = [
+        writer.cast(normed, y.dtype, product, y.spec),
+        writer.cast(weight, weight.dtype, product, weight.spec),
+    ]
+    if product == y.dtype:
+        writer.add("Mul", factors, y.spec, y)
+    else:
+        writer.finish(writer.add("Mul", factors, Spec(y.shape, product)), product, y)
+
+
 # ---- control flow
 
 
@@ -402,7 +424,7 @@ def _loop(writer, node, max_steps, body):
 # ---- ops of our own
 
 
-@_translates("attention", "sample", "repetition_penalty", "mark_tokens", "token_log_prob")
+@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob")
 def _own(writer, node, **attributes):
     inputs, outputs = ([writer.ref(value) for value in values] for values in (node.inputs, node.outputs))
     writer.add_node(node.op, inputs, outputs, DOMAIN, **attributes)

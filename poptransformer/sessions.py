@@ -349,7 +349,10 @@ class Session:
             return min(limit, DEFAULT_MAX_LENGTH)
         max_length = _positive("max_length", max_length)
         if max_length > limit:
-            raise UserError(f"max_length={max_length} is more than the model's {limit} positions; set at most {limit}")
+            why = getattr(self.config, "why_not_longer", "")
+            raise UserError(
+                f"max_length={max_length} is more than the model's {limit} positions{why and f' ({why})'}; set at most {limit}"
+            )
         return max_length
 
 

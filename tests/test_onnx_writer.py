@@ -18,7 +18,7 @@ onnx_reference = pytest.importorskip("onnx.reference")
 f32, i32 = np.float32, np.int32
 POCKET = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 64}
 ELEMENT_TYPES = {"float32": onnx.TensorProto.FLOAT, "bfloat16": onnx.TensorProto.BFLOAT16, "float16": onnx.TensorProto.FLOAT16}
-OWN = {"attention", "sample", "repetition_penalty", "mark_tokens", "token_log_prob"}
+OWN = {"attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob"}
 
 
 def session(precision="fp32", **options):
@@ -110,6 +110,7 @@ def everything(x, y, weight, bias, ids, start, flag):
         "linear without bias": ops.linear(x, weight, out_dtype=f32),
         "softmax": ops.softmax(x),
         "layer_norm": ops.layer_norm(x, ops.slice_axis(bias, 0, 4), ops.slice_axis(bias, 1, 5), 1e-3),
+        "rms_norm": ops.rms_norm(x, ops.slice_axis(bias, 0, 4), 1e-3),
     }
 
 
@@ -148,6 +149,7 @@ def test_float16_products_are_summed_in_float32():
             "softmax": ops.softmax(x),
             "matmul": ops.matmul(x, ops.transpose(weight, (1, 0)), out_dtype=f32),
             "layer_norm": ops.layer_norm(ops.slice_axis(x, 0, 2), bias, bias, 1e-5),
+            "rms_norm": ops.rms_norm(x * 300, ops.reshape(x, (-1,)), 1e-5),
         }
 
     inputs = {"x": x, "weight": weight, "bias": bias}

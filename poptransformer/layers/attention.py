@@ -9,6 +9,7 @@ from poptransformer.errors import UserError
 from poptransformer.graph import State
 from poptransformer.layers.base_layer import BaseLayer
 from poptransformer.layers.linear import Linear
+from poptransformer.layers.rms_norm import RMSNorm
 from poptransformer.register import REGISTER
 
 
@@ -16,7 +17,7 @@ class Attention(BaseLayer):
     """Multi-head or grouped-query self-attention with a KV cache of its own.
 
     Checkpoint keys: those of its Linear layers; a fused projection holds query, key and value rows one after the other:
-    `[(N + 2 * K) * H, D]`.
+    `[(N + 2 * K) * H, D]`. With qk_norm_eps also `q_norm.weight` and `k_norm.weight`: [H].
 
     Args:
       hidden_size: D.
@@ -25,11 +26,16 @@ class Attention(BaseLayer):
       scale: factor on the scores; None takes 1 / sqrt(H).
       qkv: names of the input projections in the checkpoint: one (fused) or three.
       out: name of the output projection.
+      bias: whether the input projections have one.
+      out_bias: whether the output projection has one; None: as the input projections.
+      rope: Rope that turns queries and keys, or None for a model with positions elsewhere.
+      qk_norm_eps: None, or the eps of an RMSNorm over each head of the queries and keys, before they turn.
     """
 
     def __init__(
         self, name, hidden_size, num_heads, num_kv_heads=None, head_dim=None, scale=None,
-        qkv=("q_proj", "k_proj", "v_proj"), out="o_proj", bias=True,
+        qkv=("q_proj", "k_proj", "v_proj"), out="o_proj", bias=True, out_bias=None,
+        rope=None, qk_norm_eps=None,
     ):  # fmt: skip
         super().__init__(name)
         num_kv_heads = num_kv_heads or num_heads
@@ -47,7 +53,12 @@ class Attention(BaseLayer):
         self.qkv = [
             Linear(f"{name}.{key}", hidden_size, width, bias, shard="column") for key, width in zip(qkv, widths, strict=True)
         ]
-        self.out = Linear(f"{name}.{out}", num_heads * self.head_dim, hidden_size, bias, shard="row")
+        out_bias = bias if out_bias is None else out_bias
+        self.out = Linear(f"{name}.{out}", num_heads * self.head_dim, hidden_size, out_bias, shard="row")
+        self.rope = rope
+        self.q_norm = self.k_norm = None
+        if qk_norm_eps is not None:
+            self.q_norm, self.k_norm = (RMSNorm(f"{name}.{key}", self.head_dim, qk_norm_eps) for key in ("q_norm", "k_norm"))
         cache_shape = (REGISTER.batch_size, num_kv_heads, REGISTER.max_length, self.head_dim)  # [B, K, S, H]
         self.k_cache = State(f"{name}.k_cache", cache_shape, REGISTER.cache_dtype)
         self.v_cache = State(f"{name}.v_cache", cache_shape, REGISTER.cache_dtype)
@@ -55,13 +66,14 @@ class Attention(BaseLayer):
     def forward(self, x, tokens):
         """x: [B, T, D], tokens: DecoderTokens whose states hold this layer's caches -> [B, T, D]."""
         parts = [projection(x) for projection in self.qkv]
-        query, key, value = parts if len(parts) == 3 else ops.split(parts[0], self.qkv_sizes)
+        parts = parts if len(parts) == 3 else ops.split(parts[0], self.qkv_sizes)
+        query, key, value = (ops.reshape(part, (*x.shape[:2], -1, self.head_dim)) for part in parts)
+        if self.q_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.rope:
+            query, key = self.rope(query, key, tokens.position_ids)
         mixed, tokens.states[self.k_cache], tokens.states[self.v_cache] = ops.attention(
-            self._heads(query), self._heads(key), self._heads(value),
-            tokens.states[self.k_cache], tokens.states[self.v_cache],
+            query, key, value, tokens.states[self.k_cache], tokens.states[self.v_cache],
             tokens.cache_len, tokens.num_tokens, self.scale,
         )  # fmt: skip
         return self.out(ops.reshape(mixed, (*x.shape[:2], -1)))
-
-    def _heads(self, x):
-        return ops.reshape(x, (*x.shape[:2], -1, self.head_dim))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from poptransformer.errors import UnsupportedError
 from poptransformer.models.gpt2 import GPT2
+from poptransformer.models.llama import Llama
 
 # Hugging Face `model_type` -> class. Families whose generations share a model_type get a function that looks at their keys.
-MODELS = {"gpt2": GPT2}
+MODELS = {"gpt2": GPT2, "llama": Llama, "mistral": Llama, "qwen2": Llama, "qwen3": Llama}
 
 
 def find_model(config: dict):

@@ -20,7 +20,10 @@ from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compi
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
 from poptransformer.errors import UnsupportedError, UserError
 
-for _family in ("attention", "elementwise", "layer_norm", "linear", "loop", "reduce", "sample", "shape", "softmax"):
+_FAMILIES = (
+    "attention", "elementwise", "layer_norm", "linear", "loop", "reduce", "rms_norm", "rope", "sample", "shape", "softmax",
+)  # fmt: skip
+for _family in _FAMILIES:
     importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,50 @@
+"""examples/llama/inference.py as people run it: a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+pytest.importorskip("hydra", reason="needs hydra-core: pip install -r requirements.txt")
+
+TINY = "model.hf_model_name=tests/golden/llama-tiny"
+
+
+def run(*overrides, status=0):
+    """Run the example; gives (standard output, standard error)."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "examples/llama/inference.py", *overrides],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_token_ids():
+    """The tiny checkpoint has no tokenizer; the numbers are those of tests/golden/llama.json."""
+    out, err = run("--config-name=sharding", TINY, "inputs.prompts=[[7],[262,0,260]]", "model.max_new_tokens=5")
+    assert re.match(r"--- \[7\]\n\[1, 60, 132, 14, 148\]\n\n--- \[262, 0, 260\]\n\[193, 219, 145, 250, 246\]\n", out), out
+    assert re.search(r"^batch size +2, up to 67 tokens a row$", out, re.MULTILINE)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "config key 'model.hf_model_name' has no value; set model.hf_model_name=..."),
+        ([TINY, "inputs.prompts=[[7]]", "model.max_length=68"], "max_length=68 is more than the model's 67 positions; set at"),
+        ([TINY], "the checkpoint has no tokenizer"),
+    ],
+)
+def test_errors_are_one_line(overrides, message):
+    out, err = run(*overrides, status=1)
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
+    assert message in err
