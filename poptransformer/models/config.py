@@ -16,7 +16,7 @@ def read_config(config: dict, **keys: str) -> dict:
     Args:
       config: the parsed file.
       keys: our name -> key in the file; each must be a positive whole number.
-    Raises: UserError naming every key that is missing, not a positive whole number, or beyond LARGEST_SIZE.
+    Raises: UserError naming every key that is missing, not a positive whole number, or beyond LARGEST_SIZE or MOST_LAYERS.
     """
     wrong = [
         f"{key}={config[key]!r}" if key in config else f"{key} (missing)"
@@ -25,7 +25,12 @@ def read_config(config: dict, **keys: str) -> dict:
     ]
     if wrong:
         raise UserError(f"config.json: wanted positive whole numbers for {', '.join(wrong)}")
-    return {name: config[key] for name, key in keys.items()}
+    sizes = {name: config[key] for name, key in keys.items()}
+    if sizes.get("num_layers", 1) > MOST_LAYERS:
+        raise UserError(
+            f"config.json: {keys['num_layers']}={sizes['num_layers']} is more than any model has; at most {MOST_LAYERS}"
+        )
+    return sizes
 
 
 def _is_size(value):

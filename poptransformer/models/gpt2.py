@@ -10,7 +10,7 @@ import math
 
 from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.layers import MLP, Attention, BaseLayer, Embedding, LayerNorm, LMHead
-from poptransformer.models.config import MOST_LAYERS, read_bool, read_config, read_number
+from poptransformer.models.config import read_bool, read_config, read_number
 from poptransformer.models.decoder_model import DecoderModel
 
 
@@ -43,8 +43,6 @@ class GPT2Config:
             {"n_positions": 1024} | config, vocab_size="vocab_size", hidden_size="n_embd", num_layers="n_layer",
             num_heads="n_head", max_seq_len="n_positions", **optional,
         )  # fmt: skip
-        if sizes["num_layers"] > MOST_LAYERS:
-            raise UserError(f"config.json: n_layer={sizes['num_layers']} is more than any model has; at most {MOST_LAYERS}")
         if sizes["hidden_size"] % sizes["num_heads"]:
             raise UserError(f"config.json: n_embd={sizes['hidden_size']} is not a multiple of n_head={sizes['num_heads']}")
         return cls(
