@@ -1,10 +1,11 @@
 """A checkpoint as the rest of the package sees it: configuration, names, shapes, and tensors one at a time."""
 
 import functools
-import json
 import logging
+import os
 import pathlib
 
+from poptransformer.checkpoint.json_file import is_present, read_json
 from poptransformer.checkpoint.safetensors_file import SafetensorsFile
 from poptransformer.checkpoint.source import HOW_TO_CONVERT, INDEX_FILE, OTHER_FORMATS, WEIGHTS_FILE, resolve_source
 from poptransformer.errors import UnsupportedError, UserError, near_miss
@@ -65,13 +66,12 @@ class Checkpoint:
     @functools.cached_property
     def config(self):
         """What config.json says, as a dict. Raises: UserError if it is missing or broken."""
-        return _read_json(self.path / "config.json")
+        return read_json(self.path / "config.json")
 
     @functools.cached_property
     def generation_config(self):
         """What generation_config.json says, as a dict; empty if there is none."""
-        path = self.path / "generation_config.json"
-        return _read_json(path) if path.exists() else {}
+        return read_json(self.path / "generation_config.json", is_optional=True)
 
     @property
     def has_weights(self):
@@ -89,6 +89,10 @@ class Checkpoint:
     def dtype(self, name):
         """Return a weight's NumPy dtype, as stored. Raises: UnsupportedError for a dtype without a reader."""
         return self._find(name).dtype(name)
+
+    def stored_dtype(self, name):
+        """Return the name of a weight's dtype, "float32" for one; a dtype without a reader has the file's name for it."""
+        return self._find(name).stored_dtype(name)
 
     def read(self, name, dtype=None, transpose=False, index=None):
         """Read one weight, or a part of it, into a new 64-byte aligned array; see SafetensorsFile.read.
@@ -110,13 +114,18 @@ class Checkpoint:
 
 def _open_folder(folder):
     """Return [(SafetensorsFile, names)] of a folder; empty if it has a configuration but no weights."""
-    if (folder / WEIGHTS_FILE).is_file():
+    if is_present(folder / WEIGHTS_FILE):
         return _open_one(folder / WEIGHTS_FILE)
-    if (folder / INDEX_FILE).is_file():
+    if is_present(folder / INDEX_FILE):
         return _open_shards(folder)
-    present = sorted(path.name for path in folder.iterdir() if path.is_file())
+    try:
+        # A link that leads nowhere counts, so that opening it can say so.
+        present = sorted(path.name for path in folder.iterdir() if path.is_symlink() or path.is_file())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror})") from error
     held = [name for name in present if name.endswith(".safetensors")]
     if len(held) == 1 and "-of-" not in held[0]:
+        is_present(folder / held[0])
         logger.info("%s: no %s, reading %s", folder, WEIGHTS_FILE, held[0])
         return _open_one(folder / held[0])
     if held:
@@ -140,15 +149,15 @@ def _open_one(path):
 def _open_shards(folder):
     """Open the shards that the index lists; any other file is ignored."""
     index = folder / INDEX_FILE
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index}: has no weight_map; fetch it again")
     names_of = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
+        if not isinstance(shard, str) or shard in ("", "..") or pathlib.PurePath(shard).name != shard:
             raise UserError(f"{index}: {name} is said to be in {shard!r}, which is not a file name")
         names_of.setdefault(shard, []).append(name)
-    missing = sorted(shard for shard in names_of if not (folder / shard).exists())
+    missing = sorted(shard for shard in names_of if _is_broken_link(folder / shard) or not is_present(folder / shard))
     if missing:
         raise UserError(
             f"{folder}: {len(missing)} of the {len(names_of)} shards in {INDEX_FILE} are missing: "
@@ -164,19 +173,8 @@ def _open_shards(folder):
     return files
 
 
-def _read_json(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; a checkpoint needs its {path.name}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: a JSON object is wanted, this is a {type(value).__name__}")
-    return value
+def _is_broken_link(path):
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 def _listing(names, limit=8):

@@ -51,6 +51,14 @@ DTYPES = {
 }
 
 
+# Casts that overflow without a floating-point flag, those of ml_dtypes: (stored, wanted) -> bits of the wanted infinity.
+_SILENT_CASTS = {
+    (DTYPES["BF16"], DTYPES["F16"]): 0x7C00,
+    (DTYPES["F32"], DTYPES["BF16"]): 0x7F80,
+    (DTYPES["F64"], DTYPES["BF16"]): 0x7F80,
+}
+
+
 class SafetensorsFile:
     """Names, shapes and dtypes of one file, and its tensors on request; safe to read from several threads."""
 
@@ -96,6 +104,11 @@ class SafetensorsFile:
         """Return a tensor's NumPy dtype. Raises: UnsupportedError if NumPy has none for it."""
         return self._dtype(name, self._entries[name])
 
+    def stored_dtype(self, name):
+        """Return the name of a tensor's dtype: NumPy's, or the file's where there is no reader."""
+        dtype = self._entries[name].dtype
+        return str(DTYPES.get(dtype, dtype))
+
     def num_bytes(self, name):
         """Return how many bytes of the file a tensor takes."""
         return self._entries[name].num_bytes
@@ -111,13 +124,19 @@ class SafetensorsFile:
           transpose: True swaps the axes of a matrix (after index has been taken).
           index: tuple of slices with step 1, one for each leading axis, in the file's own layout; None takes all.
         Returns: C-contiguous array.
-        Raises: UserError if the file is shorter than its header says, or a value is out of the dtype's range.
+        Raises: UserError if the file is shorter than its header says, or a value is out of the dtype's range;
+          UnsupportedError if integers are asked for as floats, or floats as integers.
         """
         entry = self._entries[name]
         stored = self._dtype(name, entry)
         dtype = stored if dtype is None else np.dtype(dtype)
         if dtype.kind in "iub" and stored.kind not in "iub":
             raise UnsupportedError(f"{self._where(name)}: {stored} is not read as {dtype}; ask for a float dtype")
+        if stored.kind in "iub" and dtype.kind not in "iub":
+            raise UnsupportedError(
+                f"{self._where(name)}: stored as {stored}: a quantised checkpoint; this version reads float32, float16 and "
+                "bfloat16"
+            )
         if transpose and len(entry.shape) != 2:
             raise UserError(f"{self._where(name)}: only a matrix can be transposed, and the shape is {entry.shape}")
         bounds = self._bounds(name, entry.shape, index)
@@ -126,10 +145,8 @@ class SafetensorsFile:
         try:
             with np.errstate(over="raise"):
                 self._fill(name, entry, stored, bounds, result.T if transpose else result)
-        except FloatingPointError as error:
-            raise UserError(
-                f"{self._where(name)}: has {stored} values beyond the range of {dtype}; set precision: bf16 or fp32"
-            ) from error
+        except _OutOfRange as error:
+            raise UserError(f"{self._where(name)}: has {stored} values beyond the range of {dtype}; {error.remedy}") from None
         return result
 
     def _where(self, name):
@@ -188,7 +205,7 @@ class SafetensorsFile:
         for start in range(0, target.size, block.size):
             values = block[: target.size - start]
             self._pread(name, values.view(np.uint8), begin + start * stored.itemsize)
-            np.copyto(target[start : start + values.size], values, casting="unsafe")
+            _cast(target[start : start + values.size], values)
 
     def _fill_matrix(self, name, begin, stored, shape, rows, columns, target):
         """Read rows and columns, each a (start, stop), of a matrix of that shape into target, strided as it may be."""
@@ -257,13 +274,46 @@ def aligned_empty(shape, dtype):
     return buffer[shift : shift + num_bytes].view(dtype).reshape(shape)
 
 
+class _OutOfRange(Exception):
+    """A finite value that the wanted dtype makes infinite."""
+
+    def __init__(self, value):
+        super().__init__(value)
+        if abs(value) <= float(ml_dtypes.finfo(ml_dtypes.bfloat16).max):
+            self.remedy = "set precision: bf16 or fp32"
+        elif abs(value) <= float(np.finfo(np.float32).max):
+            self.remedy = "set precision: fp32"
+        else:
+            self.remedy = f"{value:g} fits in no precision"
+
+
+def _cast(target, values):
+    """Copy a block, casting if the dtypes differ. Raises: _OutOfRange if a finite value becomes infinite."""
+    try:
+        np.copyto(target, values, casting="unsafe")
+    except FloatingPointError:
+        pass  # NumPy's own casts, under errstate(over="raise")
+    else:
+        # Looking at the bits takes a seventh of the time of the cast from float32 to bfloat16, np.isinf more than all of it.
+        infinity = _SILENT_CASTS.get((values.dtype, target.dtype))
+        if infinity is None or not ((target.view(np.uint16) & 0x7FFF) == infinity).any():
+            return
+    with np.errstate(over="ignore"):
+        np.copyto(target, values, casting="unsafe")
+        at = np.isinf(target) & np.isfinite(values)
+    if at.any():
+        raise _OutOfRange(max(values[at].astype(np.float64).tolist(), key=abs))
+
+
 def _place(target, values):
     """Copy a block of rows, casting if the dtypes differ; a transposed target is filled in tiles."""
     if target.strides[0] >= target.strides[1]:
-        np.copyto(target, values, casting="unsafe")
+        _cast(target, values)
         return
     if target.dtype != values.dtype:
-        values = values.astype(target.dtype)  # NumPy's strided casts are several times slower than both steps
+        contiguous = np.empty(values.shape, target.dtype)  # NumPy's strided casts are several times slower than both steps
+        _cast(contiguous, values)
+        values = contiguous
     for row in range(0, len(values), TRANSPOSE_ROWS):
         rows = slice(row, row + TRANSPOSE_ROWS)
         np.copyto(target[rows].T, values[rows].T)

@@ -27,6 +27,8 @@ HOW_TO_CONVERT = (
 # The hub is asked once, and answers within this time or counts as out of reach.
 HUB_TIMEOUT_S = 4.0
 
+MAX_SHOWN = 400  # characters of a path that a message shows
+
 _SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -59,15 +61,24 @@ def resolve_source(source, weights=True):
     text = os.fspath(source)
     if not text:
         raise UserError("model is an empty string; give a folder, a .safetensors file or a hub name such as gpt2-xl")
-    path = pathlib.Path(text).expanduser()
-    if path.is_dir():
+    try:
+        path = pathlib.Path(text).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except RuntimeError:
+        raise UserError(f"{text}: {text.partition('/')[0]} has no home folder here; give the path in full") from None
+    except OSError as error:
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
+        raise UserError(f"{shown}: cannot be looked up ({error.strerror})") from error
+    if is_folder:
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix == ".safetensors":
             return path
         if path.suffix in OTHER_FORMATS:
             raise UnsupportedError(f"{text}: there is no reader for {path.suffix} files; {HOW_TO_CONVERT}")
         raise UserError(f"{text} is a file but not a checkpoint; give its folder, or a .safetensors file")
+    if path.is_symlink():
+        raise UserError(f"{text}: is a link to {os.readlink(path)}, which is not there")
     if isinstance(source, pathlib.PurePath) or _looks_like_path(text):
         raise UserError(_missing_path(text, path))
     if not _HUB_NAME.fullmatch(text):
@@ -180,7 +191,7 @@ def _download(name, files, weights):
     if INDEX_FILE in wanted:
         try:
             shards = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return folder  # a broken index: opening the folder says what is wrong with it
         _fetch(name, sorted(map(str, shards)))
     return folder

@@ -4,9 +4,12 @@ import dataclasses
 import logging
 import re
 
-from poptransformer.errors import UserError
+from poptransformer.errors import UnsupportedError, UserError
 
 logger = logging.getLogger(__name__)
+
+# What a weight may be stored as; of anything else, a quantised weight, the numbers alone do not give the values.
+FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 SHOWN = 8  # names of a kind that a message lists
 
@@ -31,19 +34,23 @@ def match_weights(wanted, checkpoint, ignore=()):
 
     Args:
       wanted: parameter name -> WantedWeight; two parameters may share a key.
-      checkpoint: has names() and shape(name).
+      checkpoint: has names(), shape(name) and stored_dtype(name).
       ignore: regular expressions; a key that one of them matches whole is known to be no weight, such as a mask.
     Returns: dict of parameter name -> checkpoint key.
-    Raises: UserError with all weights that are missing, have another shape, or are left over.
+    Raises: UserError with all weights that are missing, have another shape, or are left over; UnsupportedError if
+      some are not stored as floats.
     """
     present = dict.fromkeys(checkpoint.names())
-    found, missing, misshapen = {}, [], []
+    found, missing, misshapen, quantised = {}, [], [], {}
     for parameter, want in wanted.items():
         key = next((key for key in want.keys if key in present), None)
         if key is None:
             missing.append(want.keys[0])
             continue
         found[parameter] = key
+        dtype = checkpoint.stored_dtype(key)
+        if dtype not in FLOAT_DTYPES:
+            quantised.setdefault(dtype, {})[key] = True
         shape = tuple(checkpoint.shape(key))
         if shape != tuple(want.shape):
             meaning = f" = {want.meaning}" if want.meaning else ""
@@ -56,7 +63,11 @@ def match_weights(wanted, checkpoint, ignore=()):
     if len(left) > len(extra):
         logger.debug("%d keys of the checkpoint are no weights and were ignored", len(left) - len(extra))
 
-    problems = []
+    problems = [
+        f"{_shorten(list(keys), ', ')}: stored as {dtype}: a quantised checkpoint; this version reads float32, float16 and "
+        "bfloat16"
+        for dtype, keys in quantised.items()
+    ]
     if missing:
         problems.append(
             f"checkpoint lacks {len(missing)} of {len(wanted)} weights: {_shorten(missing, ', ')}; "
@@ -71,7 +82,7 @@ def match_weights(wanted, checkpoint, ignore=()):
             "is it of another model family, or config.json of another checkpoint?"
         )
     if problems:
-        raise UserError("\n".join(problems))
+        raise (UnsupportedError if quantised else UserError)("\n".join(problems))
     return found
 
 

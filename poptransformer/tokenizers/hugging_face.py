@@ -4,12 +4,13 @@ A folder with tokenizer.json is read by the tokenizers library alone (0.03 s to 
 is imported only for folders with the older files.
 """
 
-import json
 import logging
 import pathlib
 import re
+import reprlib
 import threading
 
+from poptransformer.checkpoint.json_file import is_present, read_json
 from poptransformer.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -18,8 +19,14 @@ logger = logging.getLogger(__name__)
 OLDER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+MAX_PROBLEMS = 8  # of one file, that a message lists
+
+# Raised on in a library's call, these say nothing about its input.
+_NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
 
 # Spaces that WordPiece puts before these are taken out again, in this order, where the configuration asks for it.
 CLEAN_UP = (
@@ -46,10 +53,10 @@ def load_tokenizer(path):
     """
     folder = pathlib.Path(path)
     folder = folder.parent if folder.is_file() else folder
-    if (folder / "tokenizer.json").is_file():
+    if is_present(folder / "tokenizer.json"):
         logger.debug("%s: tokenizer.json, read by the tokenizers library", folder)
         return _from_tokenizer_json(folder)
-    older = [name for name in OLDER_FILES if (folder / name).is_file()]
+    older = [name for name in OLDER_FILES if is_present(folder / name)]
     if older:
         logger.debug("%s: no tokenizer.json, %s converted by transformers", folder, older[0])
         return _from_older_files(folder, older[0])
@@ -65,9 +72,10 @@ class Tokenizer:
       clean_up: pairs (text, replacement) that decode applies in order, mostly none.
     """
 
-    def __init__(self, backend, bos_token_id=None, eos_token_id=None, clean_up=()):
-        """Take a tokenizers.Tokenizer, or anything with the same few methods."""
+    def __init__(self, backend, bos_token_id=None, eos_token_id=None, clean_up=(), path=None):
+        """Take a tokenizers.Tokenizer, or anything with the same few methods; path is what messages call it."""
         self._backend = backend
+        self._where = "tokenizer" if path is None else str(path)
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.clean_up = tuple(clean_up)
@@ -80,10 +88,14 @@ class Tokenizer:
         """Return a text's token ids, with the special tokens that the checkpoint's tokenizer puts around it."""
         try:
             return list(self._backend.encode(text).ids)
-        except (UnicodeEncodeError, TypeError) as error:
-            if isinstance(text, str):
-                raise UserError(f"prompt is not valid Unicode: {error}") from error
-            raise UserError(f"a prompt is a string, not {type(text).__name__}") from error
+        except _NOT_OURS:
+            raise
+        except BaseException as error:  # Exception itself, or a panic in Rust, which is a BaseException
+            if not isinstance(text, str):
+                raise UserError(f"a prompt is a string, not {type(text).__name__}") from None
+            if (at := _first_surrogate(text)) is not None:
+                raise UserError(f"prompt is not valid Unicode text: character {at} (from 0) stands for no character") from None
+            raise UserError(f"{self._where}: the tokenizer cannot encode this prompt: {error}") from error
 
     def decode(self, ids, skip_special_tokens=True):
         """Return the text of token ids; ids outside the vocabulary have none."""
@@ -99,6 +111,10 @@ class Tokenizer:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         except OverflowError:
             raise UserError(f"token ids are 0 to {self.vocab_size - 1}, and {min(ids)} to {max(ids)} are given") from None
+        except _NOT_OURS:
+            raise
+        except BaseException as error:  # as in encode
+            raise UserError(f"{self._where}: the tokenizer cannot decode these ids: {error}") from error
 
     def is_special(self, token_id):
         """Say whether decode skips this id: end of text, padding, turn markers."""
@@ -119,7 +135,9 @@ def _from_tokenizer_json(folder):
     path = folder / "tokenizer.json"
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower class
+    except _NOT_OURS:
+        raise
+    except BaseException as error:  # the library raises Exception itself, or panics
         raise UserError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from error
     # The post-processor in the file says which special tokens go around a text; add_bos_token and add_eos_token in
     # tokenizer_config.json do not count beside it (as in transformers 5).
@@ -127,12 +145,17 @@ def _from_tokenizer_json(folder):
     backend.no_truncation()
     backend.no_padding()
 
-    config = _read_optional(folder / "tokenizer_config.json")
-    tokens = {**_read_optional(folder / "special_tokens_map.json"), **config}
-    _add_tokens(backend, tokens)
-    model_config = _read_optional(folder / "config.json")
+    config = _read_tokens(folder / "tokenizer_config.json")
+    tokens = {**_read_tokens(folder / "special_tokens_map.json"), **config}
+    try:
+        _add_tokens(backend, tokens)
+    except _NOT_OURS:
+        raise
+    except BaseException as error:  # as above
+        raise UserError(f"{folder}: the tokens of tokenizer_config.json cannot be added: {error}") from error
+    model_config = read_json(folder / "config.json", is_optional=True)
     bos, eos = (_named_id(backend, tokens, model_config, name) for name in ("bos", "eos"))
-    return Tokenizer(backend, bos, eos, _clean_up(config.get("clean_up_tokenization_spaces"), backend))
+    return Tokenizer(backend, bos, eos, _clean_up(config.get("clean_up_tokenization_spaces"), backend), folder)
 
 
 def _from_older_files(folder, name):
@@ -154,7 +177,7 @@ def _from_older_files(folder, name):
         backend.no_truncation()
         backend.no_padding()
     clean_up = _clean_up(loaded.clean_up_tokenization_spaces, backend)
-    return Tokenizer(backend, loaded.bos_token_id, loaded.eos_token_id, clean_up)
+    return Tokenizer(backend, loaded.bos_token_id, loaded.eos_token_id, clean_up, folder)
 
 
 def _clean_up(is_asked_for, backend):
@@ -203,16 +226,55 @@ class _AddedToken:
         self.special = special
 
 
-def _read_optional(path):
-    if not path.is_file():
-        return {}
+def _first_surrogate(text):
+    """Return the index of the first character that UTF-8 has no bytes for; None if there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: a JSON object is wanted, this is a {type(value).__name__}")
-    return value
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def _read_tokens(path):
+    """Return what a file says about tokens, a dict, empty if there is no file; all entries used here are checked."""
+    fields = read_json(path, is_optional=True)
+    problems = []
+    described = fields.get("added_tokens_decoder") or {}
+    if isinstance(described, dict):
+        for key, token in described.items():
+            if not re.fullmatch(r"[0-9]{1,10}", key):
+                problems.append(f"added_tokens_decoder: {key!r} is no token id")
+            problems += _token_problems(f"added_tokens_decoder: {key}", token)
+    else:
+        problems.append(f"added_tokens_decoder is {reprlib.repr(described)}; an object, token id to token, is wanted")
+    for name in _NAMED_TOKENS:
+        problems += _token_problems(name, fields.get(name))
+    for name in _TOKEN_LISTS:
+        tokens = fields.get(name) or []
+        if isinstance(tokens, (list, dict)):
+            for token in tokens.values() if isinstance(tokens, dict) else tokens:
+                problems += _token_problems(name, token)
+        else:
+            problems.append(f"{name} is {reprlib.repr(tokens)}; a list of tokens is wanted")
+    if problems:
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems[:MAX_PROBLEMS]))
+    return fields
+
+
+def _token_problems(name, token):
+    """Return what is wrong with a token: text, an object with content and options, or nothing."""
+    if not token:
+        return []
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        return [f"{name} is {reprlib.repr(token)}; text, or an object with content, is wanted"]
+    problems = []
+    if _first_surrogate(content) is not None:
+        problems.append(f"{name} is {reprlib.repr(content)}, which is not valid Unicode text")
+    for option in _TOKEN_OPTIONS if isinstance(token, dict) else ():
+        if not isinstance(token.get(option, False), bool):
+            problems.append(f"{name}: {option} is {reprlib.repr(token[option])}; true or false is wanted")
+    return problems
 
 
 def _content(token):
@@ -225,12 +287,10 @@ def _add_tokens(backend, config):
     """Add tokens that only tokenizer_config.json knows, and mark the named ones as special, as transformers does."""
     import tokenizers
 
-    fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
     present = backend.get_added_tokens_decoder()
-    described = config.get("added_tokens_decoder")
-    for key, token in sorted((described if isinstance(described, dict) else {}).items(), key=lambda item: int(item[0])):
+    for key, token in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         if int(key) not in present and _content(token):
-            options = {name: token[name] for name in fields if name in token} if isinstance(token, dict) else {}
+            options = {name: token[name] for name in _TOKEN_OPTIONS if name in token} if isinstance(token, dict) else {}
             backend.add_tokens([tokenizers.AddedToken(_content(token), **options)])
     named = [config.get(name) for name in _NAMED_TOKENS]
     for name in _TOKEN_LISTS:

@@ -131,6 +131,12 @@ def test_index_that_names_weights_its_shards_lack(sharded):
             "index.json: a is said to be in '../x.safetensors', which is not",
         ),
         ('{"weight_map": {"a": 1}}', "index.json: a is said to be in 1, which is not a file name"),
+        ('{"weight_map": {"a": ".."}}', "index.json: a is said to be in '..', which is not a file name"),
+        ('{"weight_map": {"a": ""}}', "index.json: a is said to be in '', which is not a file name"),
+        ('{"weight_map": {"a": "x\\u0000"}}', "x\\x00': is not a file name"),
+        ('{"weight_map": {"a": "\\ud800"}}', "\\ud800': is not a file name"),
+        (f'{{"weight_map": {{"a": "{"x" * 300}"}}}}', "xxx: cannot be read (File name too long)"),
+        ("[" * 100_000, "index.json: not valid JSON: nested too deeply"),
     ],
 )
 def test_bad_index(sharded, content, message):
@@ -194,3 +200,52 @@ def test_unknown_weight(sharded):
     for ask in (checkpoint.read, checkpoint.shape, checkpoint.dtype):
         with pytest.raises(UserError, match="no weight 'transformer.wte'; did you mean 'transformer.wte.weight'?"):
             ask("transformer.wte")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "weights.safetensors"])
+def test_links_and_folders_in_the_place_of_weights(folder, name):
+    (folder / name).symlink_to("../blobs/0123")
+    assert error(folder) == f"{folder}/{name}: is a link to ../blobs/0123, which is not there; fetch it again"
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)
+    assert error(folder) == f"{folder}/{name}: cannot be read (Too many levels of symbolic links)"
+    if name.startswith("model"):
+        (folder / name).unlink()
+        (folder / name).mkdir()
+        assert error(folder) == f"{folder}/{name}: is a folder; a file is wanted"
+
+
+def test_links_in_the_place_of_shards(sharded):
+    for path in sharded.glob("model-*"):
+        path.unlink()
+        path.symlink_to("gone")
+    assert "2 of the 2 shards in model.safetensors.index.json are missing: model-00001-of-00002" in error(sharded)
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config"])
+def test_links_and_folders_in_the_place_of_configurations(folder, name):
+    path = folder / f"{name}.json"
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+    with pytest.raises(UserError, match=re.escape(f"{path}: cannot be read (Too many levels of symbolic links)")):
+        getattr(Checkpoint(folder), name)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=re.escape(f"{path}: is a folder; a file is wanted")):
+        getattr(Checkpoint(folder), name)
+
+
+def test_no_permission(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "iterdir", refuse)
+        assert error(folder) == f"{folder}: cannot be read (Permission denied)"
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "read_text", refuse)
+        with pytest.raises(UserError, match=r"config.json: cannot be read \(Permission denied\)"):
+            Checkpoint(folder).config  # noqa: B018
+    monkeypatch.setattr("os.stat", refuse)
+    with pytest.raises(UserError, match=r"config.json: cannot be read \(Permission denied\)"):
+        Checkpoint(folder).config  # noqa: B018

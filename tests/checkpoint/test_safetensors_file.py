@@ -329,3 +329,46 @@ def test_wrong_requests(tmp_path):
             file.read("x", index=(slice(None),) * 3)
         with pytest.raises(UserError, match="x: slices have step 1, not 2"):
             file.read("x", index=(slice(None, None, 2),))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize(
+    ("stored", "value", "dtype", "remedy"),
+    [
+        (ml_dtypes.bfloat16, -70000, np.float16, "set precision: bf16 or fp32"),
+        (np.float32, 70000, np.float16, "set precision: bf16 or fp32"),
+        (np.float32, np.finfo(np.float32).max, ml_dtypes.bfloat16, "set precision: fp32"),
+        (np.float32, np.finfo(np.float32).max, np.float16, "set precision: fp32"),
+        (np.float64, -1e300, np.float32, "-1e+300 fits in no precision"),
+        (np.float64, 1e300, ml_dtypes.bfloat16, "1e+300 fits in no precision"),
+        (np.float64, 1e300, np.float16, "1e+300 fits in no precision"),
+    ],
+)
+def test_values_beyond_the_range(tmp_path, stored, value, dtype, remedy, transpose):
+    values = floats(13, 67).astype(stored)
+    values[0, 0] = np.inf  # infinite in the file, and stays so
+    values[11, 60] = value
+    data = values.tobytes()
+    key = next(key for key, held in DTYPES.items() if held == values.dtype)
+    path = write(tmp_path / "x", {"x": entry(key, values.shape, (0, len(data)))}, data)
+    message = f"x: has {values.dtype} values beyond the range of {np.dtype(dtype)}; {remedy}"
+    with SafetensorsFile(path) as file:
+        for index in (None, (slice(5, 13), slice(50, 61))):
+            with pytest.raises(UserError, match=re.escape(message) + "$"):
+                file.read("x", dtype, transpose, index)
+        got = file.read("x", dtype, transpose, (slice(0, 11),))
+    wanted = values[:11].astype(dtype)
+    assert_same(got, wanted.T if transpose else wanted)
+
+
+@pytest.mark.parametrize("key", [key for key in DTYPES if DTYPES[key].kind in "iub"])
+def test_integers_are_not_read_as_floats(tmp_path, key):
+    size = DTYPES[key].itemsize
+    message = f"x: stored as {DTYPES[key]}: a quantised checkpoint; this version reads float32, float16 and bfloat16"
+    with SafetensorsFile(write(tmp_path / "x", {"x": entry(key, [1], [0, size])}, bytes(size))) as file:
+        assert file.stored_dtype("x") == DTYPES[key].name
+        assert file.read("x").dtype == DTYPES[key]
+        for dtype in ("float32", "float16", "bfloat16"):
+            with pytest.raises(UnsupportedError, match=message):
+                file.read("x", dtype)

@@ -115,6 +115,24 @@ def test_empty(no_hub):
         resolve_source("")
 
 
+def test_paths_that_cannot_be_looked_up(no_hub, tmp_path, monkeypatch):
+    for text in ("x" * 256, "./" + "x" * 1000, "org/" + "x" * 5000):
+        with pytest.raises(UserError, match=r"^\S{256,400}.*: cannot be looked up \(File name too long\)$"):
+            resolve_source(text)
+    with pytest.raises(UserError, match="~nosuchuser/x: ~nosuchuser has no home folder here; give the path in full"):
+        resolve_source("~nosuchuser/x")
+    (tmp_path / "model.safetensors").symlink_to("gone")
+    with pytest.raises(UserError, match="model.safetensors: is a link to gone, which is not there"):
+        resolve_source(tmp_path / "model.safetensors")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pathlib.Path, "is_dir", refuse)
+    with pytest.raises(UserError, match=r"parent/model: cannot be looked up \(Permission denied\)"):
+        resolve_source("parent/model")
+
+
 # The local cache, without network
 
 

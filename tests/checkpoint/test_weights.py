@@ -5,13 +5,14 @@ import logging
 import pytest
 
 from poptransformer.checkpoint import WantedWeight, match_weights
-from poptransformer.errors import UserError
+from poptransformer.errors import UnsupportedError, UserError
 
 
 class Held:
     """The part of a checkpoint that matching needs."""
 
-    def __init__(self, **shapes):
+    def __init__(self, dtypes=(), **shapes):
+        self.dtypes = dict(dtypes)
         self.shapes = {name.replace("__", "."): shape for name, shape in shapes.items()}
 
     def names(self):
@@ -19,6 +20,9 @@ class Held:
 
     def shape(self, name):
         return self.shapes[name]
+
+    def stored_dtype(self, name):
+        return self.dtypes.get(name, "float32")
 
 
 def want(*keys, shape=(2, 3), meaning=""):
@@ -78,6 +82,20 @@ def test_extra():
         "checkpoint has 1 weight that this model has no place for: rotary; "
         "is it of another model family, or config.json of another checkpoint?"
     )
+
+
+def test_what_is_not_stored_as_floats():
+    dtypes = {"a": "int8", "b": "F8_E4M3", "d": "int8", "e": "bfloat16", "mask": "bool"}
+    checkpoint = Held(dtypes, a=(2, 3), b=(2, 3), d=(2, 3), e=(2, 3), mask=(1,), a_scale=(1,))
+    wanted = {name: want(name) for name in "abde"} | {"again": want("a")}
+    with pytest.raises(UnsupportedError) as caught:
+        match_weights(wanted, checkpoint, ["mask"])
+    assert str(caught.value).splitlines() == [
+        "a, d: stored as int8: a quantised checkpoint; this version reads float32, float16 and bfloat16",
+        "b: stored as F8_E4M3: a quantised checkpoint; this version reads float32, float16 and bfloat16",
+        "checkpoint has 1 weight that this model has no place for: a_scale; "
+        "is it of another model family, or config.json of another checkpoint?",
+    ]
 
 
 def test_everything_in_one_message():

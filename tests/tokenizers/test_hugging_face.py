@@ -202,7 +202,7 @@ def test_transformers_is_not_imported_for_tokenizer_json():
 
 def test_errors(folder, tmp_path):
     tokenizer = load_tokenizer(POCKET)
-    with pytest.raises(UserError, match="prompt is not valid Unicode"):
+    with pytest.raises(UserError, match=r"^prompt is not valid Unicode text: character 12 \(from 0\) stands for no character$"):
         tokenizer.encode("half a pair \ud83d")
     with pytest.raises(UserError, match="a prompt is a string, not list"):
         tokenizer.encode(["a"])
@@ -223,4 +223,117 @@ def test_errors(folder, tmp_path):
     path.unlink()
     (folder / "vocab.json").write_text("{")
     with pytest.raises(UserError, match=re.escape(f"{folder}: transformers cannot read its tokenizer (vocab.json)")):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_without_its_unknown_token(folder):
+    edit(
+        folder / "tokenizer.json",
+        model={"type": "WordLevel", "vocab": {"Once": 1, "upon": 2}, "unk_token": "[UNK]"},
+        pre_tokenizer=None,
+        added_tokens=[],
+    )
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=re.escape(f"{folder}: the tokenizer cannot encode this prompt: ") + ".*(?i:unk)"):
+        load_tokenizer(folder).encode("a new word")
+
+
+class Panic(BaseException):
+    """As a panic in Rust arrives."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "wanted"),
+    [
+        (Panic("index out of bounds"), UserError),
+        (Exception("no such token"), UserError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (SystemExit(), SystemExit),
+        (GeneratorExit(), GeneratorExit),
+        (MemoryError(), MemoryError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_what_the_library_raises(raised, wanted):
+    class Backend:
+        decoder = None
+
+        def get_vocab_size(self):
+            return 3
+
+        def get_added_tokens_decoder(self):
+            return {}
+
+        def encode(self, text):
+            raise raised
+
+        def decode(self, ids, skip_special_tokens):
+            raise raised
+
+    tokenizer = Tokenizer(Backend(), path="some/folder")
+    for call, argument, verb in ((tokenizer.encode, "a", "encode this prompt"), (tokenizer.decode, [1], "decode these ids")):
+        with pytest.raises(wanted) as caught:
+            call(argument)
+        if wanted is UserError:
+            assert str(caught.value) == f"some/folder: the tokenizer cannot {verb}: {raised}"
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "added_tokens_decoder: 'x' is no token id"),
+        ({"added_tokens_decoder": [1]}, "added_tokens_decoder is [1]; an object, token id to token, is wanted"),
+        ({"added_tokens_decoder": {"4096": 5}}, "added_tokens_decoder: 4096 is 5; text, or an object with content, is wanted"),
+        (
+            {"added_tokens_decoder": {"4096": {"content": "<x>", "lstrip": "yes"}}},
+            "added_tokens_decoder: 4096: lstrip is 'yes'; true or false is wanted",
+        ),
+        ({"additional_special_tokens": 5}, "additional_special_tokens is 5; a list of tokens is wanted"),
+        ({"additional_special_tokens": True}, "additional_special_tokens is True; a list of tokens is wanted"),
+        ({"additional_special_tokens": "abc"}, "additional_special_tokens is 'abc'; a list of tokens is wanted"),
+        ({"extra_special_tokens": {"a": 5}}, "extra_special_tokens is 5; text, or an object with content, is wanted"),
+        ({"eos_token": "\ud800"}, "eos_token is '\\ud800', which is not valid Unicode text"),
+        ({"bos_token": {"content": None, "special": True}}, "bos_token is {'content': None, 'special': True}; text, or an"),
+    ],
+)
+def test_bad_tokens(folder, name, changes, message):
+    edit(folder / name, **changes)
+    with pytest.raises(UserError, match=re.escape(f"{folder / name}: {message}")):
+        load_tokenizer(folder)
+
+
+def test_all_bad_tokens_in_one_message(folder):
+    edit(folder / "tokenizer_config.json", bos_token=5, additional_special_tokens=[6])
+    with pytest.raises(UserError, match=r"bos_token is 5.*\n.*additional_special_tokens is 6"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "config.json"])
+def test_files_that_cannot_be_read(folder, name, monkeypatch):
+    path = folder / name
+    path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=re.escape(f"{path}: not valid JSON: nested too deeply")):
+        load_tokenizer(folder)
+    with monkeypatch.context() as patch:
+        read_text = pathlib.Path.read_text
+
+        def refuse(self, **options):
+            if self == path:
+                raise PermissionError(13, "Permission denied")
+            return read_text(self, **options)
+
+        patch.setattr(pathlib.Path, "read_text", refuse)
+        with pytest.raises(UserError, match=re.escape(f"{path}: cannot be read (Permission denied)")):
+            load_tokenizer(folder)
+    path.unlink()
+    path.symlink_to(name)
+    with pytest.raises(UserError, match=re.escape(f"{path}: cannot be read (Too many levels of symbolic links)")):
+        load_tokenizer(folder)
+
+
+def test_a_folder_in_the_place_of_the_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").mkdir()
+    with pytest.raises(UserError, match=re.escape(f"{folder}/tokenizer.json: is a folder; a file is wanted")):
         load_tokenizer(folder)
