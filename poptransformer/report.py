@@ -1,8 +1,22 @@
-"""The block of figures that examples print."""
+"""What examples print: the text, and the block of figures."""
 
 from __future__ import annotations
 
 from poptransformer.generation.result import Generation
+
+
+def transcript(prompts, generations: list[Generation]) -> str:
+    """Each prompt with what came after it; token ids where there is no tokenizer.
+
+    Args:
+      prompts: strings or lists of token ids.
+      generations: a Generation for each.
+    Returns: lines of text.
+    """
+    return "\n".join(
+        f"--- {prompt}\n{generation.token_ids if generation.text is None else generation.text}\n"
+        for prompt, generation in zip(prompts, generations, strict=True)
+    )
 
 
 def report(session, generations: list[Generation]) -> str:

@@ -9,7 +9,7 @@ import numbers
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -99,9 +99,14 @@ class Session:
             self.model.attach_checkpoint(self._checkpoint)
         self.tokenizer = load_tokenizer(self._checkpoint.path) if self._checkpoint else None
         generation_config = self._checkpoint.generation_config if self._checkpoint else {}
-        self.eos_token_ids = _token_ids("eos_token_id", config, generation_config, self.config.vocab_size)
-        bos_token_ids = _token_ids("bos_token_id", config, generation_config, self.config.vocab_size)
-        self._bos_token_id = bos_token_ids[0] if bos_token_ids else getattr(self.tokenizer, "bos_token_id", None)
+        # The tokenizer's own say counts where the model's files name no such token.
+        tokenizer_ids = {key: getattr(self.tokenizer, key, None) for key in ("eos_token_id", "bos_token_id")}
+        self.eos_token_ids, bos_token_ids = (
+            _token_ids(key, config, generation_config, self.config.vocab_size)
+            or _token_ids(key, tokenizer_ids, {}, self.config.vocab_size)
+            for key in tokenizer_ids
+        )
+        self._bos_token_id = bos_token_ids[0] if bos_token_ids else None
         self._engine = make_engine(backend, platform, custom_ops, execution_cache_dir)
         self._lock = threading.Lock()  # held while the device works: calls queue
         self._wave = None  # whose tokens the caches hold
@@ -188,8 +193,10 @@ class Session:
         Args:
           prompt_lengths: numbers of tokens, each in 1 .. max_length.
         """
+        if not isinstance(prompt_lengths, Iterable):
+            raise UserError(f"prompt_lengths={prompt_lengths!r}: wanted a list of whole numbers")
         prompt_lengths = list(prompt_lengths)
-        wrong = [length for length in prompt_lengths if not 1 <= length <= self.max_length]
+        wrong = [n for n in prompt_lengths if not isinstance(n, numbers.Integral) or not 1 <= n <= self.max_length]
         if wrong:
             raise UserError(f"prompt_lengths: {wrong} are not in 1 .. max_length={self.max_length}")
         with self._lock:

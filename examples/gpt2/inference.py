@@ -1,15 +1,14 @@
 """Generate text with GPT-2: python examples/gpt2/inference.py [--config-name=sharding] [model.topk=5 ...]"""
 
 from poptransformer.config import Config, main
-from poptransformer.report import report
+from poptransformer.report import report, transcript
 
 
 @main(config_dir="gpt2", config_name="sharding")
 def run(config: Config):
     with config.open_session() as session:
         generations = session.generate(config.inputs.prompts, **config.generation_settings())
-        for prompt, generation in zip(config.inputs.prompts, generations, strict=True):
-            print(f"--- {prompt}\n{generation.text if generation.text is not None else generation.token_ids}\n")
+        print(transcript(config.inputs.prompts, generations))
         print(report(session, generations))
 
 

@@ -1,5 +1,6 @@
 """The same model on an NVIDIA GPU gives the CPU's tokens. Runs where JAX sees a GPU."""
 
+import contextlib
 import pathlib
 
 import numpy as np
@@ -23,25 +24,31 @@ def has_gpu():
 pytestmark = pytest.mark.skipif(not has_gpu(), reason="no NVIDIA GPU: install jax[cuda13] on a machine with one")
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def sessions(request):
-    options = dict(precision=request.param, batch_size=2, custom_ops="auto")
-    with Session(POCKET, platform="cpu", **options) as cpu, Session(POCKET, platform="cuda", **options) as cuda:
-        yield request.param, cpu, cuda
+@pytest.fixture(scope="module")
+def sessions():
+    """(on the CPU, on the GPU) for each precision."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            precision: [
+                stack.enter_context(Session(POCKET, platform=platform, precision=precision, batch_size=2))
+                for platform in ("cpu", "cuda")
+            ]
+            for precision in ("fp32", "bf16")
+        }
 
 
 def test_greedy_and_sampled_tokens_are_those_of_the_cpu(sessions):
-    precision, cpu, cuda = sessions
-    if precision != "fp32":
-        pytest.skip("16-bit rounding differs between devices: their logits are compared below")
+    """In fp32: 16-bit rounding differs between devices, and their logits are compared below."""
+    cpu, cuda = sessions["fp32"]
     for settings in ({}, {"top_k": 5, "seed": 3}, {"top_p": 0.9, "seed": 4, "repetition_penalty": 1.2}):
         expected, actual = (session.generate(PROMPTS, max_new_tokens=100, **settings) for session in (cpu, cuda))
         assert [row.token_ids for row in actual] == [row.token_ids for row in expected]
 
 
-def test_logits_are_those_of_the_cpu(sessions):
-    precision, cpu, cuda = sessions
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.15)])
+def test_logits_are_those_of_the_cpu(sessions, precision, tolerance):
+    """bf16 has 8 bits of mantissa, for logits up to about 20."""
+    cpu, cuda = sessions[precision]
     expected, actual = cpu.logits(PROMPTS[1]), cuda.logits(PROMPTS[1])
-    tolerance = 1e-3 if precision == "fp32" else 0.15  # bf16: 8 bits of mantissa, logits up to about 20
     assert np.abs(actual - expected).max() < tolerance
     assert cuda.device_info.platform == "cuda"

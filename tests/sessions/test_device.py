@@ -183,3 +183,9 @@ def test_a_program_runs_once_before_its_first_use_and_changes_nothing(tiny):
             session._prepare(name)
         for name, array in session._engine._states.items():
             np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("lengths", [5, ["a"], [1.5]])
+def test_compile_refuses_what_is_no_length(tiny, lengths):
+    with Session(tiny, backend="reference") as session, pytest.raises(UserError, match="prompt_lengths"):
+        session.compile(lengths)

@@ -244,3 +244,13 @@ def test_a_stop_string_ends_the_work_soon_and_only_kept_tokens_count(texts):
     out = texts.generate(TEXT, max_new_tokens=60, stop=plain.text[:6])[0]
     assert out.text == "" and out.finish_reason == "stop"
     assert out.timings.decode_tokens == len(out.token_ids) < out.timings.decode_steps <= 8
+
+
+def test_the_tokenizer_names_the_ends_that_the_configs_do_not(pocket, tmp_path):
+    folder = shutil.copytree(pocket, tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {"eos_token_id": None, "bos_token_id": None}))
+    with Session(folder, backend="reference") as session:
+        assert session.eos_token_ids == (0,)
+        assert session.generate("", max_new_tokens=1)[0].prompt_token_ids == [0]
