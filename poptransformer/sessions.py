@@ -20,7 +20,7 @@ from poptransformer.generation.prompts import encode_prompts, is_single
 from poptransformer.generation.result import Generation, Piece
 from poptransformer.generation.row import Row
 from poptransformer.generation.settings import check_stop_ids, settings_per_row
-from poptransformer.generation.wave import Wave, fill_chunks
+from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
 from poptransformer.models import find_model
 from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.precision import precision as find_precision
@@ -167,7 +167,8 @@ class Session:
 
     def logits(self, prompt) -> np.ndarray:
         """Logits for the token after each token of a text: float32 [T, V] for T tokens."""
-        return np.concatenate(list(self._each_chunk(self._encode_one(prompt), "logits")))
+        ids = self._encode_one(prompt)
+        return np.concatenate(list(self._each_chunk(ids, self._describe([ids]), "logits")))
 
     def score(self, prompt) -> np.ndarray:
         """Natural log-probability of each token of a text given those before it: float32 [T - 1], as the first has none.
@@ -178,7 +179,7 @@ class Session:
         ids = self._encode_one(prompt)
         if len(ids) < 2:
             raise UserError(f"score needs at least two tokens, the prompt has {len(ids)}")
-        return np.concatenate(list(self._each_chunk(ids[:-1], "logprobs", targets=ids[1:])))
+        return np.concatenate(list(self._each_chunk(ids[:-1], self._describe([ids]), "logprobs", targets=ids[1:])))
 
     # ---- device
 
@@ -202,7 +203,7 @@ class Session:
         with self._lock:
             self._prepare("decode")
             for length in prompt_lengths:
-                for bucket, _ in fill_chunks([[0] * (length - 1)], self.batch_size, self.max_length):
+                for bucket, _ in self._chunks([0] * (length - 1)):
                     self._prepare(f"prefill_{bucket}")
 
     def run(self, name: str, inputs) -> dict[str, np.ndarray]:
@@ -264,6 +265,21 @@ class Session:
             raise UserError(f"{'; '.join(long)}; max_length is {self.max_length}: shorten the prompt or raise max_length")
         return encoded
 
+    def _describe(self, encoded):
+        """The model's row_inputs for each prompt."""
+        described, problems = [], []
+        for index, ids in enumerate(encoded):
+            try:
+                described.append(self.model.describe_row(ids))
+            except UserError as error:
+                problems.append(f"prompt {index}: {error}")
+        if problems:
+            raise UserError("; ".join(problems))
+        return described
+
+    def _chunks(self, ids):
+        return fill_chunks([ids], self.batch_size, self.max_length, self.model.needs_whole_prompt)
+
     def _encode_one(self, prompt):
         if not is_single(prompt):
             raise UserError("wanted one prompt, a string or a list of token ids; call once for each of several")
@@ -282,6 +298,7 @@ class Session:
                 f"{', '.join(full)}: {self.max_length} tokens fill max_length={self.max_length}, which leaves no room for a "
                 f"new one; shorten the prompt or raise max_length"
             )
+        described = self._describe(encoded)
         rows = []
         for index, (ids, row) in enumerate(zip(encoded, settings_per_row(len(encoded), **settings), strict=True)):
             stop_ids = tuple(dict.fromkeys((*(() if row.ignore_eos else self.eos_token_ids), *row.stop_token_ids)))
@@ -289,11 +306,15 @@ class Session:
             if row.stop and self.tokenizer is None:
                 raise UserError(f"stop={row.stop!r}: the checkpoint has no tokenizer; use stop_token_ids")
             room = self.max_length - len(ids)
-            rows.append(Row(index, ids, row, stop_ids, min(room, row.max_new_tokens or room), self.tokenizer))
+            max_new = min(room, row.max_new_tokens or room)
+            rows.append(Row(index, ids, row, stop_ids, max_new, self.tokenizer, described[index]))
         return rows
 
     def _new_wave(self, rows):
-        return Wave(self._prepare, self._engine.run, rows, self.batch_size, self.max_length, self.weight_bytes_per_token)
+        return Wave(
+            self._prepare, self._engine.run, rows, self.batch_size, self.max_length, self.weight_bytes_per_token,
+            self.model.needs_whole_prompt,
+        )  # fmt: skip
 
     def _advance(self, wave, num_steps):
         """Move a wave on; the lock is held. Whatever breaks the run off leaves the caches to nobody."""
@@ -306,11 +327,13 @@ class Session:
         self._wave = wave
         return pieces
 
-    def _each_chunk(self, ids, output, targets=None):
+    def _each_chunk(self, ids, described, output, targets=None):
         kind = "logits" if targets is None else "score"
+        row = row_inputs(described, self.batch_size)
         with self._lock:
             self._wave, done = None, 0
-            for bucket, inputs in fill_chunks([ids], self.batch_size, self.max_length):
+            for bucket, inputs in self._chunks(ids):
+                inputs |= row
                 count = int(inputs["num_tokens"][0])
                 inputs["is_fresh"] = np.ones(self.batch_size, bool)
                 if targets is not None:

@@ -21,6 +21,7 @@ class Row:
       stop_ids: all token ids that end it.
       max_new: the most new tokens, max_length and max_new_tokens taken together.
       tokenizer: None for a checkpoint without one; the row then has no text.
+      inputs: the model's row_inputs for the prompt.
     """
 
     index: int
@@ -29,6 +30,7 @@ class Row:
     stop_ids: tuple[int, ...]
     max_new: int
     tokenizer: object | None
+    inputs: dict[str, int] = dataclasses.field(default_factory=dict)
     new_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None

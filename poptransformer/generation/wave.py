@@ -23,25 +23,27 @@ DEVICE_RANGES = {
 }
 
 
-def bucket_length(num_tokens: int, max_length: int) -> int:
-    """Tokens per row of the prefill graph that takes num_tokens: a power of two in MIN_BUCKET .. MAX_BUCKET, or max_length
-    where that is less.
+def bucket_length(num_tokens: int, max_length: int, is_whole: bool = False) -> int:
+    """Tokens per row of the prefill graph that takes num_tokens: a power of two in MIN_BUCKET .. MAX_BUCKET (is_whole: of at
+    least num_tokens), or max_length where that is less.
     """
     bucket = MIN_BUCKET
-    while bucket < min(num_tokens, MAX_BUCKET):
+    while bucket < (num_tokens if is_whole else min(num_tokens, MAX_BUCKET)):
         bucket *= 2
     return min(bucket, max_length)
 
 
-def fill_chunks(rows_ids: list[list[int]], batch_size: int, max_length: int):
+def fill_chunks(rows_ids: list[list[int]], batch_size: int, max_length: int, is_whole: bool = False):
     """Cut rows of unequal length into the inputs of prefill runs, one chunk of all rows after the other.
 
-    Yields: (bucket length T, inputs without is_fresh): input_ids [B, T], cache_len [B], num_tokens [B].
+    Args:
+      is_whole: put everything into one chunk.
+    Yields: (bucket length T, inputs that depend on the chunk): input_ids [B, T], cache_len [B], num_tokens [B].
     """
     begin = 0
     longest = max((len(ids) for ids in rows_ids), default=0)
     while begin < longest:
-        bucket = bucket_length(longest - begin, max_length)
+        bucket = bucket_length(longest - begin, max_length, is_whole)
         ids = np.zeros((batch_size, bucket), np.int32)
         cache_len, num_tokens = np.zeros(batch_size, np.int32), np.zeros(batch_size, np.int32)
         for row, row_ids in enumerate(rows_ids):
@@ -50,6 +52,12 @@ def fill_chunks(rows_ids: list[list[int]], batch_size: int, max_length: int):
             cache_len[row], num_tokens[row] = min(begin, len(row_ids)), len(chunk)
         yield bucket, {"input_ids": ids, "cache_len": cache_len, "num_tokens": num_tokens}
         begin += bucket
+
+
+def row_inputs(rows: list[dict[str, int]], batch_size: int) -> dict[str, np.ndarray]:
+    """The model's numbers for each row as graph inputs [B] int32, zeros for rows that are not there."""
+    names = rows[0] if rows else ()
+    return {name: np.int32([row[name] for row in rows] + [0] * (batch_size - len(rows))) for name in names}
 
 
 class Wave:
@@ -61,13 +69,17 @@ class Wave:
       rows: at most batch_size rows.
       batch_size, max_length: as the graphs were built.
       weight_bytes: bytes of weights that a decode step reads, for the timings.
+      is_whole: whether prompts are prefilled in one piece, however long.
     """
 
-    def __init__(self, prepare, run, rows: list[Row], batch_size: int, max_length: int, weight_bytes: int):
+    def __init__(
+        self, prepare, run, rows: list[Row], batch_size: int, max_length: int, weight_bytes: int, is_whole: bool = False
+    ):
         self.prepare, self.run, self.rows = prepare, run, rows
-        self.batch_size, self.max_length = batch_size, max_length
+        self.batch_size, self.max_length, self.is_whole = batch_size, max_length, is_whole
         self.timings = Timings(weight_bytes=weight_bytes)
         self._settings = self._settings_inputs()
+        self._row_inputs = row_inputs([row.inputs for row in rows], batch_size)
         self._is_fresh = np.ones(batch_size, bool)
 
     @property
@@ -80,10 +92,10 @@ class Wave:
         """
         self._is_fresh = np.ones(self.batch_size, bool)
         rows_ids = [row.ids[:-1] if not row.finish_reason else [] for row in self.rows]
-        for bucket, inputs in fill_chunks(rows_ids, self.batch_size, self.max_length):
+        for bucket, inputs in fill_chunks(rows_ids, self.batch_size, self.max_length, self.is_whole):
             self.prepare(f"prefill_{bucket}")
             begin = time.perf_counter()
-            self.run(f"prefill_{bucket}", inputs | {"is_fresh": self._is_fresh})
+            self.run(f"prefill_{bucket}", inputs | self._row_inputs | {"is_fresh": self._is_fresh})
             self.timings.prefill_ms += 1e3 * (time.perf_counter() - begin)
             self.timings.prefill_tokens += int(inputs["num_tokens"].sum())
             self._is_fresh = np.zeros(self.batch_size, bool)
@@ -98,10 +110,8 @@ class Wave:
                 max_new[i] = min(num_steps, DECODE_STEPS, row.max_new - len(row.new_ids))
         self.prepare("decode")
         begin = time.perf_counter()
-        outputs = self.run(
-            "decode",
-            {"token": token, "cache_len": cache_len, "max_new": max_new, "is_fresh": self._is_fresh, **self._settings},
-        )
+        inputs = {"token": token, "cache_len": cache_len, "max_new": max_new, "is_fresh": self._is_fresh}
+        outputs = self.run("decode", inputs | self._row_inputs | self._settings)
         self.timings.decode_ms += 1e3 * (time.perf_counter() - begin)
         self._is_fresh = np.zeros(rows, bool)
         counts = outputs["num_new"]

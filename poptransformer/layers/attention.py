@@ -71,7 +71,7 @@ class Attention(BaseLayer):
         if self.q_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rope:
-            query, key = self.rope(query, key, tokens.position_ids)
+            query, key = self.rope(query, key, tokens)
         mixed, tokens.states[self.k_cache], tokens.states[self.v_cache] = ops.attention(
             query, key, value, tokens.states[self.k_cache], tokens.states[self.v_cache],
             tokens.cache_len, tokens.num_tokens, self.scale,

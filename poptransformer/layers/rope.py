@@ -23,7 +23,7 @@ class Rope:
     attention_scale: float = 1.0
     interleaved: bool = False
 
-    def __call__(self, query, key, position_ids):
-        """query: [B, T, N, H], key: [B, T, K, H], position_ids: [B, T] int32 -> both turned."""
+    def __call__(self, query, key, tokens):
+        """query: [B, T, N, H], key: [B, T, K, H], tokens: DecoderTokens -> both turned by the tokens' positions."""
         inv_freq = query.graph.constant(self.inv_freq)
-        return [ops.rope(x, position_ids, inv_freq, self.attention_scale, self.interleaved) for x in (query, key)]
+        return [ops.rope(x, tokens.position_ids, inv_freq, self.attention_scale, self.interleaved) for x in (query, key)]

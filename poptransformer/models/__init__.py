@@ -6,7 +6,7 @@ from poptransformer.errors import UnsupportedError
 from poptransformer.models.gpt2 import GPT2
 from poptransformer.models.llama import Llama
 
-# Hugging Face `model_type` -> class. Families whose generations share a model_type get a function that looks at their keys.
+# Hugging Face `model_type` -> class, or a function of the config that tells classes which share a model_type apart.
 MODELS = {"gpt2": GPT2, "llama": Llama, "mistral": Llama, "qwen2": Llama, "qwen3": Llama}
 
 
@@ -24,4 +24,5 @@ def find_model(config: dict):
         raise UnsupportedError(
             f"config.json: {what} is not supported; this version runs causal language models of {', '.join(MODELS)}"
         )
-    return MODELS[model_type]
+    found = MODELS[model_type]
+    return found if isinstance(found, type) else found(config)

@@ -29,6 +29,12 @@ class BaseModel(BaseLayer):
         """Whether checkpoints hold a matrix as [in_features, out_features]."""
         return False
 
+    def transform(self, parameter_name: str, array):
+        """Turn a checkpoint's tensor, read in the parameter's dtype and shape, into the parameter: for rows in another
+        order, say. Most are taken as they are.
+        """
+        return array
+
     def shape_meaning(self, parameter_name: str) -> str:
         """How the shape in the checkpoint follows from the config, for error messages: "(hidden_size, 3 * hidden_size)"."""
         return ""
@@ -52,6 +58,8 @@ class BaseModel(BaseLayer):
             for name, parameter in parameters.items()
         }
         for name, key in match_weights(wanted, checkpoint, self.ignored_keys).items():
-            parameters[name].load = functools.partial(
-                checkpoint.read, key, dtype=parameters[name].dtype, transpose=self.is_transposed(name)
-            )
+            parameters[name].load = functools.partial(self._load, checkpoint, key, parameters[name])
+
+    def _load(self, checkpoint, key, parameter):
+        array = checkpoint.read(key, dtype=parameter.dtype, transpose=self.is_transposed(parameter.name))
+        return self.transform(parameter.name, array)

@@ -29,12 +29,14 @@ class DecoderTokens:
       position_ids: [B, T] int32, position of each token in its row; padding is held inside the model's range.
       cache_len: [B] int32, tokens of the row that the caches hold already.
       num_tokens: [B] int32, tokens of the row that count; the rest of the T is padding.
+      row: the model's own `row_inputs`, each [B] int32.
       states: State -> its value; layers replace the values of the states they update.
     """
 
     position_ids: Value
     cache_len: Value
     num_tokens: Value
+    row: dict[str, Value]
     states: dict[State, Value]
 
 
@@ -43,7 +45,14 @@ class DecoderModel(BaseModel):
 
     Args:
       config: the family's config dataclass; this class reads `vocab_size` and `max_seq_len`.
+
+    Attributes:
+      row_inputs: names of numbers that layers want to know of each row, beside its tokens; `describe_row` gives them.
+      needs_whole_prompt: whether a prompt must be prefilled in one piece, as later tokens change what earlier ones see.
     """
+
+    row_inputs: tuple[str, ...] = ()
+    needs_whole_prompt = False
 
     def __init__(self, name, config):
         super().__init__(name)
@@ -59,6 +68,10 @@ class DecoderModel(BaseModel):
         """hidden [B, T, D] -> logits [B, T, V] float32."""
         raise NotImplementedError(type(self).__name__)
 
+    def describe_row(self, ids: list[int]) -> dict[str, int]:
+        """The numbers of `row_inputs` for a prompt. Raises: UserError if the prompt is not as the model wants it."""
+        return {}
+
     def states(self) -> list[State]:
         """States of all layers (KV caches), in the order of the layers."""
         found, pending = [], [self]
@@ -73,7 +86,8 @@ class DecoderModel(BaseModel):
     def build_prefill(self, num_new: int) -> Graph:
         """Graph that puts T = num_new tokens of each row into the caches.
 
-        Inputs: input_ids [B, T], cache_len [B], num_tokens [B] int32; is_fresh [B] bool: the row starts anew.
+        Inputs: input_ids [B, T], cache_len [B], num_tokens [B] and each of row_inputs [B] int32; is_fresh [B] bool: the row
+        starts anew.
         """
         graph = Graph(f"prefill_{num_new}")
         ids, tokens, seen = self._prompt_inputs(graph, num_new)
@@ -102,16 +116,18 @@ class DecoderModel(BaseModel):
         """Graph that generates up to DECODE_STEPS tokens of each row in a loop on the device.
 
         Inputs, all [B] unless said: token (the row's newest, not yet in the caches), cache_len, max_new (the most tokens
-        to generate in this run; 0 for a row at rest), is_fresh, stop_ids [B, MAX_STOP_IDS] (-1 where unused), the sampling
-        settings temperature, top_k, top_p, min_p, repetition_penalty and seed [B, 2], as in the op `sample`.
+        to generate in this run; 0 for a row at rest), is_fresh, each of row_inputs, stop_ids [B, MAX_STOP_IDS] (-1 where
+        unused), the sampling settings temperature, top_k, top_p, min_p, repetition_penalty and seed [B, 2], as in the op
+        `sample`.
         Outputs: tokens [B, DECODE_STEPS] int32 and logprobs float32, of which the first num_new [B] of each row count. A
         row ends with its stop id, which counts.
         """
         graph = Graph("decode")
         token, cache_len, max_new, stop_ids, settings = self._decode_inputs(graph)
+        row = self._row_inputs(graph)
         seen = self._fresh_seen(graph, graph.input("is_fresh", (self.batch_size,), bool))
         states = {state: graph.state(state) for state in self.states()}
-        states, seen = self._decode_loop(graph, token, cache_len, max_new, stop_ids, settings, states, seen)
+        states, seen = self._decode_loop(graph, token, cache_len, max_new, row, stop_ids, settings, states, seen)
         self._update_states(graph, states, seen)
         return graph
 
@@ -124,17 +140,20 @@ class DecoderModel(BaseModel):
         self.forward(ids, tokens)
         token, _, max_new, stop_ids, settings = self._decode_inputs(graph, tokens.cache_len)
         cache_len = tokens.cache_len + tokens.num_tokens
-        states, seen = self._decode_loop(graph, token, cache_len, max_new, stop_ids, settings, tokens.states, seen)
+        states, seen = self._decode_loop(graph, token, cache_len, max_new, tokens.row, stop_ids, settings, tokens.states, seen)
         self._update_states(graph, states, seen)
         return graph
 
     # ---- their parts
 
-    def _tokens(self, graph, num_new, cache_len, num_tokens, states):
+    def _row_inputs(self, graph):
+        return {name: graph.input(name, (self.batch_size,), np.int32) for name in self.row_inputs}
+
+    def _tokens(self, graph, num_new, cache_len, num_tokens, row, states):
         offsets = graph.constant(np.arange(num_new, dtype=np.int32)[None])
         position_ids = ops.reshape(cache_len, (self.batch_size, 1)) + offsets
         position_ids = ops.minimum(position_ids, self.config.max_seq_len - 1)
-        return DecoderTokens(position_ids, cache_len, num_tokens, states)
+        return DecoderTokens(position_ids, cache_len, num_tokens, row, states)
 
     def _fresh_seen(self, graph, is_fresh):
         fresh = ops.reshape(is_fresh, (self.batch_size, 1))
@@ -147,7 +166,7 @@ class DecoderModel(BaseModel):
         num_tokens = graph.input("num_tokens", rows, np.int32)
         seen = self._fresh_seen(graph, graph.input("is_fresh", rows, bool))
         states = {state: graph.state(state) for state in self.states()}
-        tokens = self._tokens(graph, num_new, cache_len, num_tokens, states)
+        tokens = self._tokens(graph, num_new, cache_len, num_tokens, self._row_inputs(graph), states)
         return ids, tokens, ops.mark_tokens(seen, ids, num_tokens)
 
     def _decode_inputs(self, graph, cache_len=None):
@@ -166,7 +185,7 @@ class DecoderModel(BaseModel):
         }
         return token, cache_len, max_new, stop_ids, settings
 
-    def _decode_loop(self, graph, token, cache_len, max_new, stop_ids, settings, states, seen):
+    def _decode_loop(self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen):
         rows = self.batch_size
         sampling = {key: value for key, value in settings.items() if key != "repetition_penalty"}
         names = list(states)
@@ -175,7 +194,7 @@ class DecoderModel(BaseModel):
             num_tokens = ops.cast(is_active, np.int32)
             column = ops.reshape(token, (rows, 1))
             seen = ops.mark_tokens(seen, column, num_tokens)
-            tokens = self._tokens(step.graph, 1, cache_len, num_tokens, dict(zip(names, values, strict=True)))
+            tokens = self._tokens(step.graph, 1, cache_len, num_tokens, row, dict(zip(names, values, strict=True)))
             logits = ops.reshape(self.head(self.forward(column, tokens)), (rows, -1))
             cache_len = cache_len + num_tokens
             adjusted = ops.repetition_penalty(logits, seen, settings["repetition_penalty"])
