@@ -262,16 +262,12 @@ def _attend(query, key, value, sees, coefficient=1, masked=-math.inf):
 
     Scores are divided by coefficient, masked, and multiplied by it again, so that float16 holds them; it changes only masked.
     """
-    num_tokens, head_dim = query.shape
-    out = np.zeros_like(query)
-    for q in range(num_tokens):
-        scores = np.empty(num_tokens, query.dtype)
-        for k in range(num_tokens):
-            score = query[q] @ key[k] / (math.sqrt(head_dim) * coefficient)
-            scores[k] = (score if sees(q, k) else masked) * coefficient
-        shares = softmax(scores)
-        for k in range(num_tokens):
-            out[q] += shares[k] * value[k]
+    out = np.empty_like(query)
+    for q in range(len(query)):
+        scores = key @ query[q] / (math.sqrt(query.shape[1]) * coefficient)  # [T]
+        for k in range(len(key)):
+            scores[k] = (scores[k] if sees(q, k) else masked) * coefficient
+        out[q] = softmax(scores) @ value
     return out
 
 

@@ -125,6 +125,8 @@ V1_PROMPTS = [
     [90, MASK, 45, 23, SOP, 53, 60, 28, 74],
     [14, MASK, 15, GMASK, 92, 65, SOP],  # [gMASK] goes before [MASK], wherever they are
     [57, GMASK, 72, GMASK, 15, SOP, 66, 49],  # the first one counts
+    # So long that frequencies which are not rounded to float16 show.
+    [9 + (7 * i * i + 3 * i) % 239 for i in range(131)] + [GMASK, SOP, 33],
 ]
 V2_PROMPTS = [
     [7],
@@ -189,11 +191,10 @@ SMALL_V1_PROMPTS = [
     list(range(3, 60, 5)) + [121, 20, 124, 21],
 ]
 SMALL_V2_PROMPTS = [[7], list(range(3, 120, 9)), [3, 1, 4, 1, 5, 9, 2, 6]]
-ALL_OFF = {
+SEVERAL = {
     "multi_query_attention": False,
     "apply_residual_connection_post_layernorm": True,
     "rmsnorm": False,
-    "post_layer_norm": False,
     "add_bias_linear": True,
     "add_qkv_bias": False,
     "rope_ratio": 3,
@@ -212,7 +213,7 @@ VARIANTS = {
     "v2, no last norm": (SMALL_V2 | {"post_layer_norm": False}, 0),
     "v2, residual of the normed": (SMALL_V2 | {"apply_residual_connection_post_layernorm": True}, 0),
     "v3, rope_ratio": (SMALL_V2 | {"rope_ratio": 50, "kv_channels": 20}, 0),
-    "v2, everything else": (SMALL_V2 | ALL_OFF, 0),
+    "v2, several together": (SMALL_V2 | SEVERAL, 0),
 }
 
 
