@@ -56,7 +56,7 @@ class Problem:
     def check(self, results=None):
         out, k_cache, v_cache = self.run() if results is None else results
         wide = self.query.astype(np.float64)
-        wanted, wanted_k, wanted_v = attention_reference(wide, *self.inputs()[1:], self.scale)
+        wanted, wanted_k, wanted_v = attention_reference(wide, *self.inputs()[1:], scale=self.scale)
         assert out.shape == self.query.shape and out.dtype == self.query.dtype
         rtol, atol = TOLERANCE[self.dtype]
         np.testing.assert_allclose(out.astype(np.float64), wanted, rtol=rtol, atol=atol)

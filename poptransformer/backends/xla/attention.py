@@ -1,24 +1,41 @@
 """XLA lowering of attention: the project's kernel where it is built, else plain XLA."""
 
+import functools
+import logging
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from poptransformer.backends.xla.lowering import lowering, product
 
+logger = logging.getLogger(__name__)
+
 _MASKED = -1e30  # finite, so that a row without a visible position stays free of NaN
 
 
 @lowering("attention")
-def attention(context, query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
-    if "attention" in context.custom_ops:
+def attention(context, *arrays, scale, window):
+    query, key, value, k_cache, v_cache, cache_len, num_tokens, context_len, alibi_slopes = arrays
+    options = {"window": window, "context_len": context_len, "alibi_slopes": alibi_slopes}
+    asked = tuple(name for name, option in options.items() if option is not None)
+    if "attention" in context.custom_ops and not asked:
         from poptransformer.backends.xla import custom_ops
 
         return custom_ops.attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
-    return plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
+    if "attention" in context.custom_ops:
+        _say_once(asked)
+    return plain_attention(*arrays[:7], scale, **options)
 
 
-def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+@functools.cache
+def _say_once(asked):
+    logger.warning("attention with %s runs as plain XLA, several times slower: the kernel lacks it", " and ".join(asked))
+
+
+def plain_attention(
+    query, key, value, k_cache, v_cache, cache_len, num_tokens, scale, *, window=None, context_len=None, alibi_slopes=None
+):
     """The op in jnp; shapes and meaning as in `poptransformer.ops.attention`. Reads all S positions of the cache."""
     num_rows, num_new, num_heads, head_dim = query.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
@@ -30,8 +47,12 @@ def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, 
     grouped = query.reshape(num_rows, num_new, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(num_rows * num_kv_heads, group * num_new, head_dim).astype(k_cache.dtype)
     scores = _batched_dot(grouped, k_cache, contract=2) * scale  # [B * K, G * T, S]
-    position = jnp.tile(cache_len[:, None] + jnp.arange(num_new), (1, group))  # [B, G * T]
-    visible = jnp.repeat(jnp.arange(capacity) <= position[:, :, None], num_kv_heads, axis=0)  # [B * K, G * T, S]
+    position = cache_len[:, None] + jnp.arange(num_new)  # [B, T]
+    visible = _visible(position, capacity, window, context_len, cache_len + num_tokens)  # [B, T, S]
+    visible = jnp.repeat(jnp.tile(visible, (1, group, 1)), num_kv_heads, axis=0)  # [B * K, G * T, S]
+    if alibi_slopes is not None:
+        distance = (jnp.arange(capacity) - position[:, None, None, :, None]).astype(jnp.float32)  # [B, 1, 1, T, S]
+        scores += (alibi_slopes.reshape(num_kv_heads, group, 1, 1) * distance).reshape(scores.shape)
     weights = jax.nn.softmax(jnp.where(visible, scores, _MASKED), axis=-1).astype(v_cache.dtype)
     out = _batched_dot(weights, v_cache, contract=1).reshape(num_rows, num_kv_heads, group, num_new, head_dim)
     out = out.transpose(0, 3, 1, 2, 4).reshape(query.shape)
@@ -39,6 +60,18 @@ def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, 
     k_cache, v_cache = k_cache.reshape(cache_shape), v_cache.reshape(cache_shape)
     is_token = jnp.arange(num_new) < num_tokens[:, None]  # [B, T]
     return jnp.where(is_token[:, :, None, None], out, 0).astype(query.dtype), k_cache, v_cache
+
+
+def _visible(position, capacity, window, context_len, length):
+    """Which of the cache's positions each query sees: [B, T, S], for queries at position [B, T] in rows of length [B]."""
+    stored = jnp.arange(capacity)
+    end = position + 1  # [B, T]
+    if context_len is not None:
+        end = jnp.maximum(end, jnp.minimum(context_len, length)[:, None])
+    visible = stored < end[:, :, None]
+    if window is not None:
+        visible &= stored > position[:, :, None] - min(window, capacity)
+    return visible
 
 
 def _batched_dot(x, cache, contract):
