@@ -8,7 +8,8 @@
 //
 // where s is visible if (s <= p or s < context_len[b]) and p - s < window and s < cache_len[b] + num_tokens[b]. The new tokens
 // above p that a context makes visible are those of this call. out[b, t] = 0, nothing written, for t >= num_tokens[b]. Scores,
-// softmax and sums are float32.
+// softmax and sums are float32. A key or value that is not finite may spoil all of its row's queries in the same call, no other
+// row, and no call that does not see it.
 #ifndef POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
 #define POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
 

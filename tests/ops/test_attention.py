@@ -228,6 +228,22 @@ def test_properties(engine):
     assert_close(second["1"], k_cache, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("bad", ["key", "value"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_not_finite_stays_in_its_row(engine, bad):
+    """Who sees it is told; neither other rows nor the prompt that has the cache next are touched."""
+    arrays = problem(2, 4, 6, 2, 1, 3, cache_len=[0, 0])
+    run = compiled(make_engine(engine), attend(), **arrays)
+    wanted = run(**arrays)["0"]
+    arrays[bad][0, 2] = [np.inf, np.nan, -np.inf]
+    with np.errstate(invalid="ignore"):
+        out, k_cache, v_cache = run(**arrays).values()
+    assert_close(out[1], wanted[1], rtol=0, atol=0)
+    assert not np.isfinite(out[0, 2:]).all(axis=-1).any()
+    arrays |= {"k_cache": k_cache, "v_cache": v_cache, "num_tokens": np.array([2, 4], i32)}
+    assert_close(run(**arrays)["0"][0, :2], wanted[0, :2], rtol=0, atol=0)
+
+
 SPECS = {
     "query": ((2, 3, 4, 5), f32),
     "key": ((2, 3, 2, 5), f32),

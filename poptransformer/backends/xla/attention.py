@@ -27,6 +27,7 @@ def plain_attention(
     num_rows, num_new, num_heads, head_dim = query.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
+    key, value = _confine(key.astype(k_cache.dtype), value.astype(v_cache.dtype))
     # Rows and heads are merged, and query heads of a group stand beside the new tokens, so that both steps are plain
     # products of [B * K, G * T, ...] with the cache as it lies; XLA:CPU copies a cache that is wanted in two shapes.
     k_cache = _append(k_cache.reshape(-1, capacity, head_dim), key, cache_len, num_tokens)
@@ -61,13 +62,24 @@ def _visible(position, capacity, window, context_len, length):
     return visible
 
 
+def _confine(key, value):
+    """Values that are not finite become 0 and their keys NaN; both [B, T, K, H] as the caches hold them.
+
+    Whoever sees such a token still gets NaN. Whoever does not, because another row has the cache now, gets nothing of it: its
+    score is masked, while a value in the cache is always multiplied, and 0 * NaN is NaN.
+    """
+    is_finite = jnp.isfinite(value)
+    return jnp.where(is_finite.all(-1, keepdims=True), key, jnp.nan), jnp.where(is_finite, value, 0)
+
+
 def _batched_dot(x, cache, contract):
     """x [B * K, M, C] times cache [B * K, S, H] over the cache's axis `contract`: [B * K, M, the other axis] float32."""
     return product(x, cache, (((2,), (contract,)), ((0,), (0,))))
 
 
 def _append(cache, new, cache_len, num_tokens):
-    """Write new [B, T, K, H] into cache [B * K, S, H] from position cache_len on, only the first num_tokens of each row.
+    """Write new [B, T, K, H] into cache [B * K, S, H], whose dtype it has, from position cache_len on, only the first
+    num_tokens of each row.
 
     A window of T positions is read, mixed and written back, so that padding near the cache's end changes nothing (an
     update that does not fit would be moved, over earlier tokens). A loop over the rows compiles to in-place updates.
@@ -75,7 +87,7 @@ def _append(cache, new, cache_len, num_tokens):
     num_rows, num_new, num_kv_heads, head_dim = new.shape
     capacity = cache.shape[1]
     window = min(num_new, capacity)
-    new = new.astype(cache.dtype).transpose(0, 2, 1, 3)  # [B, K, T, H]
+    new = new.transpose(0, 2, 1, 3)  # [B, K, T, H]
     for row in range(num_rows):
         begin = jnp.minimum(cache_len[row], capacity - window)
         offset = jnp.arange(window) + begin - cache_len[row]  # token that belongs at each position of the window
