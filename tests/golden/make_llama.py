@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import transformers
 from make_gpt2 import FOLDER, expected, to_json
+from tiny import write_tokenizer
 
 # No size is a multiple of a vector register; head_dim is not hidden_size / num_attention_heads; rows outgrow the original
 # length, where llama3's scaling matters; both eos ids count.
@@ -67,6 +68,7 @@ def make_tiny(folder):
     model.generation_config = transformers.GenerationConfig(bos_token_id=260, eos_token_id=[261, 262])
     model.save_pretrained(folder)
     folder.joinpath("model.safetensors").chmod(0o644)
+    write_tokenizer(folder, use_bos=True)
 
 
 def load(folder):
