@@ -1,36 +1,23 @@
 """XLA lowering of attention: the project's kernel where it is built, else plain XLA."""
 
-import functools
-import logging
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from poptransformer.backends.xla.lowering import lowering, product
 
-logger = logging.getLogger(__name__)
-
 _MASKED = -1e30  # finite, so that a row without a visible position stays free of NaN
 
 
 @lowering("attention")
 def attention(context, *arrays, scale, window):
-    query, key, value, k_cache, v_cache, cache_len, num_tokens, context_len, alibi_slopes = arrays
-    options = {"window": window, "context_len": context_len, "alibi_slopes": alibi_slopes}
-    asked = tuple(name for name, option in options.items() if option is not None)
-    if "attention" in context.custom_ops and not asked:
+    *required, context_len, alibi_slopes = arrays
+    run = plain_attention
+    if "attention" in context.custom_ops:
         from poptransformer.backends.xla import custom_ops
 
-        return custom_ops.attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
-    if "attention" in context.custom_ops:
-        _say_once(asked)
-    return plain_attention(*arrays[:7], scale, **options)
-
-
-@functools.cache
-def _say_once(asked):
-    logger.warning("attention with %s runs as plain XLA, several times slower: the kernel lacks it", " and ".join(asked))
+        run = custom_ops.attention
+    return run(*required, scale, window=window, context_len=context_len, alibi_slopes=alibi_slopes)
 
 
 def plain_attention(
