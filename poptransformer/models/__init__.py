@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from poptransformer.errors import UnsupportedError
+from poptransformer.models.bloom import Bloom
+from poptransformer.models.gemma import Gemma
 from poptransformer.models.gpt2 import GPT2
+from poptransformer.models.gpt_neox import GPTNeoX
 from poptransformer.models.llama import Llama
+from poptransformer.models.opt import OPT
+from poptransformer.models.phi import Phi
 
 # Hugging Face `model_type` -> class, or a function of the config that tells classes which share a model_type apart.
-MODELS = {"gpt2": GPT2, "llama": Llama, "mistral": Llama, "qwen2": Llama, "qwen3": Llama}
+MODELS = {
+    "bloom": Bloom,
+    "gemma": Gemma,
+    "gpt2": GPT2,
+    "gpt_neox": GPTNeoX,
+    "llama": Llama,
+    "mistral": Llama,
+    "opt": OPT,
+    "phi": Phi,
+    "qwen2": Llama,
+    "qwen3": Llama,
+}
 
 
 def find_model(config: dict):

@@ -34,7 +34,7 @@ FLOAT32_OF_VARIANTS = {"rtol": 1e-5, "atol": 1.2e-4}
 @pytest.fixture(scope="session")
 def tiny():
     """Folder of the random Llama: vocabulary 263, 67 positions of which llama3's scaling learnt 19, BOS 260, EOS 261, 262."""
-    return REPOSITORY / "tests" / "golden" / "llama-tiny"
+    return REPOSITORY / "tests" / "golden" / "llama"
 
 
 # ---- golden numbers
