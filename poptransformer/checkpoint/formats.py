@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import pathlib
 
+from poptransformer.checkpoint.gguf_file import GGUFFile
 from poptransformer.checkpoint.safetensors_file import SafetensorsFile
 from poptransformer.checkpoint.tensor_file import TensorFile
 
@@ -19,6 +20,7 @@ class Format:
       weights_file: what a folder's only file of weights is called; None if there is no such custom.
       strays: patterns of names that have the suffix and hold no weights, such as an optimizer's state.
       note: what a user should know about how it is read; logged.
+      is_whole: True for files that hold configuration and tokenizer as well: nothing beside them is read.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Format:
     weights_file: str | None = None
     strays: tuple[str, ...] = ()
     note: str = ""
+    is_whole: bool = False
 
     @property
     def index_file(self):
@@ -39,10 +42,13 @@ class Format:
 
 
 # The preferred one first: where a folder has weights in two formats, the first counts.
-FORMATS = (Format("safetensors", (".safetensors",), SafetensorsFile, weights_file="model.safetensors"),)
+FORMATS = (
+    Format("safetensors", (".safetensors",), SafetensorsFile, weights_file="model.safetensors"),
+    Format("GGUF", (".gguf",), GGUFFile, is_whole=True),
+)
 
 # Suffixes of weights that have no reader.
-OTHER_FORMATS = (".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
 HOW_TO_CONVERT = (
     "safetensors is the format read now; convert with transformers: "
     "AutoModelForCausalLM.from_pretrained(old_folder).save_pretrained(new_folder)"

@@ -70,15 +70,17 @@ class Tokenizer:
       bos_token_id, eos_token_id: ids, or None.
       vocab_size: tokens, added ones included (the model's embedding may have more rows).
       clean_up: pairs (text, replacement) that decode applies in order, mostly none.
+      chat_template: the Jinja template that writes a conversation as text, or None.
     """
 
-    def __init__(self, backend, bos_token_id=None, eos_token_id=None, clean_up=(), path=None):
+    def __init__(self, backend, bos_token_id=None, eos_token_id=None, clean_up=(), path=None, chat_template=None):
         """Take a tokenizers.Tokenizer, or anything with the same few methods; path is what messages call it."""
         self._backend = backend
         self._where = "tokenizer" if path is None else str(path)
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.clean_up = tuple(clean_up)
+        self.chat_template = chat_template
         self.vocab_size = backend.get_vocab_size()
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)

@@ -156,7 +156,7 @@ def test_shards_without_an_index(sharded):
     assert "has model-00001-of-00002.safetensors, but neither" in error(sharded)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "pytorch_model-00001-of-00002.bin"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.onnx", "pytorch_model-00001-of-00002.bin"])
 def test_other_formats(folder, name):
     (folder / name).touch()
     message = error(folder, UnsupportedError)

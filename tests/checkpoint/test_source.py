@@ -95,7 +95,7 @@ def test_a_missing_path_object_is_a_path(no_hub, tmp_path, monkeypatch):
 
 
 def test_files_of_other_kinds(no_hub, tmp_path):
-    for name in ("pytorch_model.bin", "model.gguf"):
+    for name in ("pytorch_model.bin", "model.onnx"):
         (tmp_path / name).touch()
         with pytest.raises(UnsupportedError, match=rf"{name}: there is no reader for \.\w+ files; safetensors is"):
             resolve_source(tmp_path / name)
