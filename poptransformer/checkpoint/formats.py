@@ -5,6 +5,7 @@ import fnmatch
 import pathlib
 
 from poptransformer.checkpoint.gguf_file import GGUFFile
+from poptransformer.checkpoint.pytorch_file import PytorchFile
 from poptransformer.checkpoint.safetensors_file import SafetensorsFile
 from poptransformer.checkpoint.tensor_file import TensorFile
 
@@ -44,14 +45,27 @@ class Format:
 # The preferred one first: where a folder has weights in two formats, the first counts.
 FORMATS = (
     Format("safetensors", (".safetensors",), SafetensorsFile, weights_file="model.safetensors"),
+    Format(
+        "PyTorch",
+        (".bin", ".pth", ".pt"),
+        PytorchFile,
+        weights_file="pytorch_model.bin",
+        # What training leaves beside the weights, and other programs' files.
+        strays=(
+            "optimizer*", "*optim_states.pt", "scheduler*", "scaler*", "training_args*", "rng_state*", "random_states*",
+            "openvino_*", "tokenizer*", "ggml*",
+        ),
+        note="a pickle, read as weights only: nothing in it is executed",
+    ),
     Format("GGUF", (".gguf",), GGUFFile, is_whole=True),
-)
+)  # fmt: skip
 
 # Suffixes of weights that have no reader.
-OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+OTHER_FORMATS = (".ckpt", ".h5", ".msgpack", ".onnx", ".index", ".ot", ".tflite")
 HOW_TO_CONVERT = (
-    "safetensors is the format read now; convert with transformers: "
-    "AutoModelForCausalLM.from_pretrained(old_folder).save_pretrained(new_folder)"
+    f"read are {', '.join(suffix for each in FORMATS for suffix in each.suffixes)}; fetch one of those. TensorFlow's .h5 and "
+    "Flax's .msgpack are converted by transformers 4: AutoModelForCausalLM.from_pretrained(old_folder, from_tf=True or "
+    "from_flax=True).save_pretrained(new_folder)"
 )
 
 
