@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import numbers
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -26,11 +25,11 @@ from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
+from poptransformer.session_arguments import check_max_length, check_stages, check_types, positive, token_ids_of
 from poptransformer.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
 MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 
 
@@ -71,22 +70,17 @@ class Session:
         num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None, random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()
-        if not isinstance(model, (str, os.PathLike, dict)):
-            raise UserError(f"model={model!r}: wanted a folder, a .safetensors file, a hub name or a dict")
-        if not isinstance(random_weights, bool):
-            raise UserError(f"random_weights={random_weights!r}: wanted true or false")
-        if not isinstance(execution_cache_dir, (str, os.PathLike, type(None))):
-            raise UserError(f"execution_cache_dir={execution_cache_dir!r}: wanted a folder")
+        check_types(model, random_weights, execution_cache_dir)
         self.precision = find_precision(precision, kv_cache)
-        self.batch_size = _positive("batch_size", batch_size)
-        if _positive("num_replicas", num_replicas) != 1:
+        self.batch_size = positive("batch_size", batch_size)
+        if positive("num_replicas", num_replicas) != 1:
             raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
         config = model if isinstance(model, dict) else self._checkpoint.config
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
-        _check_stages(layers_per_device, self.config.num_layers)
-        self.max_length = self._checked_max_length(max_length)
+        check_stages(layers_per_device, self.config.num_layers)
+        self.max_length = check_max_length(max_length, self.config)
         with REGISTER.scope(
             batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
             weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype,
@@ -102,8 +96,8 @@ class Session:
         # The tokenizer's own say counts where the model's files name no such token.
         tokenizer_ids = {key: getattr(self.tokenizer, key, None) for key in ("eos_token_id", "bos_token_id")}
         self.eos_token_ids, bos_token_ids = (
-            _token_ids(key, config, generation_config, self.config.vocab_size)
-            or _token_ids(key, tokenizer_ids, {}, self.config.vocab_size)
+            token_ids_of(key, config, generation_config, self.config.vocab_size)
+            or token_ids_of(key, tokenizer_ids, {}, self.config.vocab_size)
             for key in tokenizer_ids
         )
         self._bos_token_id = bos_token_ids[0] if bos_token_ids else None
@@ -372,45 +366,3 @@ class Session:
         seconds = time.perf_counter() - begin
         self.timings_s[key] += seconds
         logger.info("%s in %.2f s", what, seconds)
-
-    def _checked_max_length(self, max_length):
-        limit = self.config.max_seq_len
-        if max_length is None:
-            return min(limit, DEFAULT_MAX_LENGTH)
-        max_length = _positive("max_length", max_length)
-        if max_length > limit:
-            why = getattr(self.config, "why_not_longer", "")
-            raise UserError(
-                f"max_length={max_length} is more than the model's {limit} positions{why and f' ({why})'}; set at most {limit}"
-            )
-        return max_length
-
-
-def _positive(name, value):
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name}={value!r}: wanted a whole number of at least 1")
-    return int(value)
-
-
-def _check_stages(layers_per_device, num_layers):
-    if layers_per_device is None or isinstance(layers_per_device, str) and layers_per_device == "auto":
-        return
-    stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
-    if stages is None or not all(isinstance(count, int) and count >= 0 for count in stages):
-        raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
-    if sum(stages) != num_layers:
-        raise UserError(f"layers_per_device={stages} adds up to {sum(stages)}; the model has {num_layers} layers")
-    if len(stages) > 1:
-        raise UnsupportedError(f"layers_per_device={stages}: several devices are not there yet; set [{num_layers}] or auto")
-
-
-def _token_ids(key, config, generation_config, vocab_size):
-    """The ids that config.json and generation_config.json give under a key, each a number, a list or null."""
-    found = []
-    for source in (config, generation_config):
-        value = source.get(key)
-        found += value if isinstance(value, list) else [] if value is None else [value]
-    wrong = [i for i in found if not isinstance(i, int) or not 0 <= i < vocab_size]
-    if wrong:
-        logger.warning("%s: %s are outside the vocabulary of %d and are ignored", key, wrong, vocab_size)
-    return tuple(dict.fromkeys(i for i in found if i not in wrong))
