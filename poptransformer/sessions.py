@@ -27,6 +27,7 @@ from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
 from poptransformer.session_arguments import check_max_length, check_stages, check_types, positive, token_ids_of
 from poptransformer.tokenizers import load_tokenizer
+from poptransformer.tokenizers.chat import encode_conversations, is_one
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +37,9 @@ MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 class Session:
     """A model, its weights on a device, and its compiled graphs.
 
-    `generate`, `stream`, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and `timings_s` show
-    what is under them. Weights are read and graphs compiled at the first call that needs them, or by `compile()`. Calls from
-    several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
+    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and
+    `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs them, or by
+    `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
 
     Rows do not influence each other: in fp32 a prompt's tokens are the same in every batch size and place. Sums may be made
     in another order where batch sizes or prompt lengths take another program (above 8 rows, say), so logits agree to rounding
@@ -121,41 +122,36 @@ class Session:
         Returns: a Generation for each prompt, in their order.
         Raises: UserError for prompts or settings that cannot be used, before any device work.
         """
-        rows = self._rows(prompts, settings)
-        results = []
-        for begin in range(0, len(rows), self.batch_size):
-            wave = self._new_wave(rows[begin : begin + self.batch_size])
-            with self._lock:
-                # A stop string is looked for between runs: short ones at first, so that little is generated in vain.
-                num_steps = MAX_STREAM_STEPS if any(row.settings.stop for row in wave.rows) else DECODE_STEPS
-                while not wave.is_finished:
-                    self._advance(wave, num_steps)
-                    num_steps = min(2 * num_steps, DECODE_STEPS)
-            results += [row.result(logprobs, wave.timings) for row in wave.rows]
-        return results
+        return self._generate(self._rows(prompts, settings), logprobs)
 
     def stream(self, prompts, *, logprobs=False, **settings) -> Iterator[Piece]:
         """As `generate`, but gives the text piece by piece as it comes; the pieces of a row joined are its whole text.
 
-        The arguments are checked at once, the work begins with the first piece. Closing the iterator stops it. Between two
-        pieces other calls may use the Session; the stream then fills the caches again and goes on, in fp32 with the tokens
-        it would have had anyway (in 16 bits rounding may differ, see the class).
+        A row's last piece has its Generation. The arguments are checked at once, the work begins with the first piece.
+        Closing the iterator stops it. Between two pieces other calls may use the Session; the stream then fills the caches
+        again and goes on, in fp32 with the tokens it would have had anyway (in 16 bits rounding may differ, see the class).
         """
-        rows = self._rows(prompts, settings)
+        return self._stream(self._rows(prompts, settings), logprobs)
 
-        def pieces():
-            for begin in range(0, len(rows), self.batch_size):
-                wave, num_steps = self._new_wave(rows[begin : begin + self.batch_size]), 1
-                while not wave.is_finished:
-                    with self._lock:
-                        new = self._advance(wave, num_steps)
-                    num_steps = min(2 * num_steps, MAX_STREAM_STEPS)
-                    for piece in new:
-                        if not logprobs:
-                            piece.logprobs = None
-                        yield piece
+    def chat(self, messages, *, logprobs=False, **settings) -> Generation | list[Generation]:
+        """Answer a conversation or many, written as the model was trained on: by its chat template, or as ChatGLM has it.
 
-        return pieces()
+        Control tokens come from that form only: what messages spell of them is plain text. An answer is the text of its
+        tokens, ends where the model's turn does, and makes the next message with `{"role": "assistant", "content": text}`.
+
+        Args:
+          messages: a list of `{"role": "system" | "user" | "assistant", "content": text}` whose last is not the
+            assistant's, or the text of one question; or a list of those. What else a model takes, see its ChatFormat.
+          logprobs, settings: as for `generate`.
+        Returns: a Generation; a list of them for a list of conversations.
+        Raises: UserError for conversations or settings that cannot be used, before any device work.
+        """
+        results = self._generate(self._chat_rows(messages, settings), logprobs)
+        return results[0] if is_one(messages) else results
+
+    def stream_chat(self, messages, *, logprobs=False, **settings) -> Iterator[Piece]:
+        """As `chat`, but as a stream; see `stream`."""
+        return self._stream(self._chat_rows(messages, settings), logprobs)
 
     # ---- what the model thinks of given tokens
 
@@ -252,6 +248,33 @@ class Session:
 
     # ---- inside
 
+    def _generate(self, rows, logprobs):
+        results = []
+        for begin in range(0, len(rows), self.batch_size):
+            wave = self._new_wave(rows[begin : begin + self.batch_size])
+            with self._lock:
+                # A stop string is looked for between runs: short ones at first, so that little is generated in vain.
+                num_steps = MAX_STREAM_STEPS if any(row.settings.stop for row in wave.rows) else DECODE_STEPS
+                while not wave.is_finished:
+                    self._advance(wave, num_steps)
+                    num_steps = min(2 * num_steps, DECODE_STEPS)
+            results += [row.result(logprobs, wave.timings) for row in wave.rows]
+        return results
+
+    def _stream(self, rows, logprobs):
+        for begin in range(0, len(rows), self.batch_size):
+            wave, num_steps = self._new_wave(rows[begin : begin + self.batch_size]), 1
+            while not wave.is_finished:
+                with self._lock:
+                    new = self._advance(wave, num_steps)
+                num_steps = min(2 * num_steps, MAX_STREAM_STEPS)
+                for piece in new:
+                    if not logprobs:
+                        piece.logprobs = None
+                    if piece.finish_reason:
+                        piece.generation = rows[piece.row].result(logprobs, wave.timings)
+                    yield piece
+
     def _encode(self, prompts):
         encoded = encode_prompts(prompts, self.tokenizer, self.config.vocab_size, self._bos_token_id)
         long = [f"prompt {i} has {len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > self.max_length]
@@ -283,7 +306,11 @@ class Session:
         if self._is_closed:
             raise UserError("this Session is closed")
 
-    def _rows(self, prompts, settings):
+    def _chat_rows(self, messages, settings):
+        prompts, ends = encode_conversations(messages, self.tokenizer)
+        return self._rows(prompts, settings, [token_id for token_id in ends if token_id < self.config.vocab_size])
+
+    def _rows(self, prompts, settings, more_ends=()):
         self._check_open()
         encoded = self._encode(prompts)
         full = [f"prompt {i}" for i, ids in enumerate(encoded) if len(ids) == self.max_length]
@@ -295,7 +322,8 @@ class Session:
         described = self._describe(encoded)
         rows = []
         for index, (ids, row) in enumerate(zip(encoded, settings_per_row(len(encoded), **settings), strict=True)):
-            stop_ids = tuple(dict.fromkeys((*(() if row.ignore_eos else self.eos_token_ids), *row.stop_token_ids)))
+            ends = () if row.ignore_eos else (*self.eos_token_ids, *more_ends)
+            stop_ids = tuple(dict.fromkeys((*ends, *row.stop_token_ids)))
             check_stop_ids(stop_ids, self.config.vocab_size)
             if row.stop and self.tokenizer is None:
                 raise UserError(f"stop={row.stop!r}: the checkpoint has no tokenizer; use stop_token_ids")
