@@ -25,6 +25,7 @@ _SMALL_FILES = (
     "generation_config.json",
     "tokenizer*.json",
     "tokenizer*.model",
+    "ice_text.model",
     "sentencepiece*.model",
     "spiece.model",
     "special_tokens_map.json",

@@ -11,6 +11,7 @@ import logging
 from poptransformer.checkpoint.gguf_header import GGUFHeader
 from poptransformer.errors import UnsupportedError, UserError, near_miss
 from poptransformer.tokenizers.hugging_face import Tokenizer
+from poptransformer.tokenizers.library import errors_as
 
 logger = logging.getLogger(__name__)
 
@@ -92,16 +93,13 @@ def load_gguf_tokenizer(path):
         raise UnsupportedError(f"{path}: tokenizer.ggml.model={kind!r} is not supported; {' and '.join(_BUILDERS)} are")
     vocabulary = _Vocabulary(header)
     bos, eos = (vocabulary.named_id(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    try:
+    with errors_as(f"{path}: its metadata does not make a tokenizer"):
         backend, adds_bos = _BUILDERS[kind](header, vocabulary)
         _add_tokens(backend, vocabulary)
         _add_around(backend, header, vocabulary, bos, eos, adds_bos)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, UserError):
-        raise
-    except BaseException as error:  # the tokenizers library raises Exception itself, or panics
-        raise UserError(f"{path}: its metadata does not make a tokenizer: {error}") from error
-    template = header.get("tokenizer.chat_template", str)
-    return Tokenizer(backend, bos, eos, path=path, chat_template=template)
+    tokenizer = Tokenizer(backend, bos, eos, path=path)
+    tokenizer.chat_template = header.get("tokenizer.chat_template", str)
+    return tokenizer
 
 
 def _array(header, key, kind, length=None):
