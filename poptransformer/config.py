@@ -30,6 +30,7 @@ class Inputs:
     """What goes in."""
 
     prompts: list  # strings, or lists of token ids; one prompt alone counts as a list of one
+    chat: str | list | None  # Session.chat's `messages`; prompts do not count where it is set
 
 
 @dataclasses.dataclass

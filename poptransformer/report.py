@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from poptransformer.generation.result import Generation
+from poptransformer.tokenizers.chat import conversations
+
+
+def show(session, config) -> None:
+    """Generate what a config asks for and print it: answers to its chat as a stream, or else what follows its prompts; then
+    the figures.
+    """
+    settings = config.generation_settings()
+    if config.inputs.chat is None:
+        generations = session.generate(config.inputs.prompts, **settings)
+        print(transcript(config.inputs.prompts, generations))
+    else:
+        generations = print_chat(session, config.inputs.chat, settings)
+    print(report(session, generations))
 
 
 def transcript(prompts, generations: list[Generation]) -> str:
@@ -17,6 +31,25 @@ def transcript(prompts, generations: list[Generation]) -> str:
         f"--- {prompt}\n{generation.token_ids if generation.text is None else generation.text}\n"
         for prompt, generation in zip(prompts, generations, strict=True)
     )
+
+
+def print_chat(session, messages, settings: dict) -> list[Generation]:
+    """Answer conversations one after the other; print each answer while it comes, under the message that it answers.
+
+    Args:
+      messages: as for Session.chat.
+      settings: keyword arguments for Session.stream_chat.
+    Returns: a Generation for each.
+    """
+    generations = []
+    for conversation in conversations(messages):
+        pieces = session.stream_chat(conversation, **settings)
+        print("---", conversation[-1]["content"])
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+        print("\n", flush=True)
+        generations.append(piece.generation)
+    return generations
 
 
 def report(session, generations: list[Generation]) -> str:

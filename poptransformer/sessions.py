@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import numbers
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -26,20 +25,21 @@ from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
+from poptransformer.session_arguments import check_max_length, check_stages, check_types, positive, token_ids_of
 from poptransformer.tokenizers import load_tokenizer
+from poptransformer.tokenizers.chat import encode_conversations, is_one
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
 MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 
 
 class Session:
     """A model, its weights on a device, and its compiled graphs.
 
-    `generate`, `stream`, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and `timings_s` show
-    what is under them. Weights are read and graphs compiled at the first call that needs them, or by `compile()`. Calls from
-    several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
+    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and
+    `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs them, or by
+    `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
 
     Rows do not influence each other: in fp32 a prompt's tokens are the same in every batch size and place. Sums may be made
     in another order where batch sizes or prompt lengths take another program (above 8 rows, say), so logits agree to rounding
@@ -71,22 +71,17 @@ class Session:
         num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None, random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()
-        if not isinstance(model, (str, os.PathLike, dict)):
-            raise UserError(f"model={model!r}: wanted a folder, a .safetensors file, a hub name or a dict")
-        if not isinstance(random_weights, bool):
-            raise UserError(f"random_weights={random_weights!r}: wanted true or false")
-        if not isinstance(execution_cache_dir, (str, os.PathLike, type(None))):
-            raise UserError(f"execution_cache_dir={execution_cache_dir!r}: wanted a folder")
+        check_types(model, random_weights, execution_cache_dir)
         self.precision = find_precision(precision, kv_cache)
-        self.batch_size = _positive("batch_size", batch_size)
-        if _positive("num_replicas", num_replicas) != 1:
+        self.batch_size = positive("batch_size", batch_size)
+        if positive("num_replicas", num_replicas) != 1:
             raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
         config = model if isinstance(model, dict) else self._checkpoint.config
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
-        _check_stages(layers_per_device, self.config.num_layers)
-        self.max_length = self._checked_max_length(max_length)
+        check_stages(layers_per_device, self.config.num_layers)
+        self.max_length = check_max_length(max_length, self.config)
         with REGISTER.scope(
             batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
             weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype,
@@ -102,8 +97,8 @@ class Session:
         # The tokenizer's own say counts where the model's files name no such token.
         tokenizer_ids = {key: getattr(self.tokenizer, key, None) for key in ("eos_token_id", "bos_token_id")}
         self.eos_token_ids, bos_token_ids = (
-            _token_ids(key, config, generation_config, self.config.vocab_size)
-            or _token_ids(key, tokenizer_ids, {}, self.config.vocab_size)
+            token_ids_of(key, config, generation_config, self.config.vocab_size)
+            or token_ids_of(key, tokenizer_ids, {}, self.config.vocab_size)
             for key in tokenizer_ids
         )
         self._bos_token_id = bos_token_ids[0] if bos_token_ids else None
@@ -127,41 +122,36 @@ class Session:
         Returns: a Generation for each prompt, in their order.
         Raises: UserError for prompts or settings that cannot be used, before any device work.
         """
-        rows = self._rows(prompts, settings)
-        results = []
-        for begin in range(0, len(rows), self.batch_size):
-            wave = self._new_wave(rows[begin : begin + self.batch_size])
-            with self._lock:
-                # A stop string is looked for between runs: short ones at first, so that little is generated in vain.
-                num_steps = MAX_STREAM_STEPS if any(row.settings.stop for row in wave.rows) else DECODE_STEPS
-                while not wave.is_finished:
-                    self._advance(wave, num_steps)
-                    num_steps = min(2 * num_steps, DECODE_STEPS)
-            results += [row.result(logprobs, wave.timings) for row in wave.rows]
-        return results
+        return self._generate(self._rows(prompts, settings), logprobs)
 
     def stream(self, prompts, *, logprobs=False, **settings) -> Iterator[Piece]:
         """As `generate`, but gives the text piece by piece as it comes; the pieces of a row joined are its whole text.
 
-        The arguments are checked at once, the work begins with the first piece. Closing the iterator stops it. Between two
-        pieces other calls may use the Session; the stream then fills the caches again and goes on, in fp32 with the tokens
-        it would have had anyway (in 16 bits rounding may differ, see the class).
+        A row's last piece has its Generation. The arguments are checked at once, the work begins with the first piece.
+        Closing the iterator stops it. Between two pieces other calls may use the Session; the stream then fills the caches
+        again and goes on, in fp32 with the tokens it would have had anyway (in 16 bits rounding may differ, see the class).
         """
-        rows = self._rows(prompts, settings)
+        return self._stream(self._rows(prompts, settings), logprobs)
 
-        def pieces():
-            for begin in range(0, len(rows), self.batch_size):
-                wave, num_steps = self._new_wave(rows[begin : begin + self.batch_size]), 1
-                while not wave.is_finished:
-                    with self._lock:
-                        new = self._advance(wave, num_steps)
-                    num_steps = min(2 * num_steps, MAX_STREAM_STEPS)
-                    for piece in new:
-                        if not logprobs:
-                            piece.logprobs = None
-                        yield piece
+    def chat(self, messages, *, logprobs=False, **settings) -> Generation | list[Generation]:
+        """Answer a conversation or many, written as the model was trained on: by its chat template, or as ChatGLM has it.
 
-        return pieces()
+        Control tokens come from that form only: what messages spell of them is plain text. An answer is the text of its
+        tokens, ends where the model's turn does, and makes the next message with `{"role": "assistant", "content": text}`.
+
+        Args:
+          messages: a list of `{"role": "system" | "user" | "assistant", "content": text}` whose last is not the
+            assistant's, or the text of one question; or a list of those. What else a model takes, see its ChatFormat.
+          logprobs, settings: as for `generate`.
+        Returns: a Generation; a list of them for a list of conversations.
+        Raises: UserError for conversations or settings that cannot be used, before any device work.
+        """
+        results = self._generate(self._chat_rows(messages, settings), logprobs)
+        return results[0] if is_one(messages) else results
+
+    def stream_chat(self, messages, *, logprobs=False, **settings) -> Iterator[Piece]:
+        """As `chat`, but as a stream; see `stream`."""
+        return self._stream(self._chat_rows(messages, settings), logprobs)
 
     # ---- what the model thinks of given tokens
 
@@ -258,6 +248,33 @@ class Session:
 
     # ---- inside
 
+    def _generate(self, rows, logprobs):
+        results = []
+        for begin in range(0, len(rows), self.batch_size):
+            wave = self._new_wave(rows[begin : begin + self.batch_size])
+            with self._lock:
+                # A stop string is looked for between runs: short ones at first, so that little is generated in vain.
+                num_steps = MAX_STREAM_STEPS if any(row.settings.stop for row in wave.rows) else DECODE_STEPS
+                while not wave.is_finished:
+                    self._advance(wave, num_steps)
+                    num_steps = min(2 * num_steps, DECODE_STEPS)
+            results += [row.result(logprobs, wave.timings) for row in wave.rows]
+        return results
+
+    def _stream(self, rows, logprobs):
+        for begin in range(0, len(rows), self.batch_size):
+            wave, num_steps = self._new_wave(rows[begin : begin + self.batch_size]), 1
+            while not wave.is_finished:
+                with self._lock:
+                    new = self._advance(wave, num_steps)
+                num_steps = min(2 * num_steps, MAX_STREAM_STEPS)
+                for piece in new:
+                    if not logprobs:
+                        piece.logprobs = None
+                    if piece.finish_reason:
+                        piece.generation = rows[piece.row].result(logprobs, wave.timings)
+                    yield piece
+
     def _encode(self, prompts):
         encoded = encode_prompts(prompts, self.tokenizer, self.config.vocab_size, self._bos_token_id)
         long = [f"prompt {i} has {len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > self.max_length]
@@ -289,7 +306,11 @@ class Session:
         if self._is_closed:
             raise UserError("this Session is closed")
 
-    def _rows(self, prompts, settings):
+    def _chat_rows(self, messages, settings):
+        prompts, ends = encode_conversations(messages, self.tokenizer)
+        return self._rows(prompts, settings, [token_id for token_id in ends if token_id < self.config.vocab_size])
+
+    def _rows(self, prompts, settings, more_ends=()):
         self._check_open()
         encoded = self._encode(prompts)
         full = [f"prompt {i}" for i, ids in enumerate(encoded) if len(ids) == self.max_length]
@@ -301,7 +322,8 @@ class Session:
         described = self._describe(encoded)
         rows = []
         for index, (ids, row) in enumerate(zip(encoded, settings_per_row(len(encoded), **settings), strict=True)):
-            stop_ids = tuple(dict.fromkeys((*(() if row.ignore_eos else self.eos_token_ids), *row.stop_token_ids)))
+            ends = () if row.ignore_eos else (*self.eos_token_ids, *more_ends)
+            stop_ids = tuple(dict.fromkeys((*ends, *row.stop_token_ids)))
             check_stop_ids(stop_ids, self.config.vocab_size)
             if row.stop and self.tokenizer is None:
                 raise UserError(f"stop={row.stop!r}: the checkpoint has no tokenizer; use stop_token_ids")
@@ -372,45 +394,3 @@ class Session:
         seconds = time.perf_counter() - begin
         self.timings_s[key] += seconds
         logger.info("%s in %.2f s", what, seconds)
-
-    def _checked_max_length(self, max_length):
-        limit = self.config.max_seq_len
-        if max_length is None:
-            return min(limit, DEFAULT_MAX_LENGTH)
-        max_length = _positive("max_length", max_length)
-        if max_length > limit:
-            why = getattr(self.config, "why_not_longer", "")
-            raise UserError(
-                f"max_length={max_length} is more than the model's {limit} positions{why and f' ({why})'}; set at most {limit}"
-            )
-        return max_length
-
-
-def _positive(name, value):
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name}={value!r}: wanted a whole number of at least 1")
-    return int(value)
-
-
-def _check_stages(layers_per_device, num_layers):
-    if layers_per_device is None or isinstance(layers_per_device, str) and layers_per_device == "auto":
-        return
-    stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
-    if stages is None or not all(isinstance(count, int) and count >= 0 for count in stages):
-        raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
-    if sum(stages) != num_layers:
-        raise UserError(f"layers_per_device={stages} adds up to {sum(stages)}; the model has {num_layers} layers")
-    if len(stages) > 1:
-        raise UnsupportedError(f"layers_per_device={stages}: several devices are not there yet; set [{num_layers}] or auto")
-
-
-def _token_ids(key, config, generation_config, vocab_size):
-    """The ids that config.json and generation_config.json give under a key, each a number, a list or null."""
-    found = []
-    for source in (config, generation_config):
-        value = source.get(key)
-        found += value if isinstance(value, list) else [] if value is None else [value]
-    wrong = [i for i in found if not isinstance(i, int) or not 0 <= i < vocab_size]
-    if wrong:
-        logger.warning("%s: %s are outside the vocabulary of %d and are ignored", key, wrong, vocab_size)
-    return tuple(dict.fromkeys(i for i in found if i not in wrong))

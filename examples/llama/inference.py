@@ -1,15 +1,13 @@
 """Generate text with Llama and its kin: python examples/llama/inference.py model.hf_model_name=HuggingFaceTB/SmolLM2-135M"""
 
 from poptransformer.config import Config, main
-from poptransformer.report import report, transcript
+from poptransformer.report import show
 
 
 @main(config_dir="llama", config_name="sharding")
 def run(config: Config):
     with config.open_session() as session:
-        generations = session.generate(config.inputs.prompts, **config.generation_settings())
-        print(transcript(config.inputs.prompts, generations))
-        print(report(session, generations))
+        show(session, config)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import pathlib
 
+from poptransformer.checkpoint.gguf_file import GGUFFile
 from poptransformer.checkpoint.pytorch_file import PytorchFile
 from poptransformer.checkpoint.safetensors_file import SafetensorsFile
 from poptransformer.checkpoint.tensor_file import TensorFile
@@ -20,6 +21,7 @@ class Format:
       weights_file: what a folder's only file of weights is called; None if there is no such custom.
       strays: patterns of names that have the suffix and hold no weights, such as an optimizer's state.
       note: what a user should know about how it is read; logged.
+      is_whole: True for files that hold configuration and tokenizer as well: nothing beside them is read.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Format:
     weights_file: str | None = None
     strays: tuple[str, ...] = ()
     note: str = ""
+    is_whole: bool = False
 
     @property
     def index_file(self):
@@ -54,10 +57,11 @@ FORMATS = (
         ),
         note="a pickle, read as weights only: nothing in it is executed",
     ),
+    Format("GGUF", (".gguf",), GGUFFile, is_whole=True),
 )  # fmt: skip
 
 # Suffixes of weights that have no reader.
-OTHER_FORMATS = (".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".index", ".ot", ".tflite")
+OTHER_FORMATS = (".ckpt", ".h5", ".msgpack", ".onnx", ".index", ".ot", ".tflite")
 HOW_TO_CONVERT = (
     f"read are {', '.join(suffix for each in FORMATS for suffix in each.suffixes)}; fetch one of those. TensorFlow's .h5 and "
     "Flax's .msgpack are converted by transformers 4: AutoModelForCausalLM.from_pretrained(old_folder, from_tf=True or "

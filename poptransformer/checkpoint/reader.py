@@ -14,17 +14,18 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """A folder with config.json and weights, whole or in shards; made by ``Checkpoint.open``.
+    """A folder with config.json and weights, whole or in shards, or one file with all of it; made by ``Checkpoint.open``.
 
     Attributes:
-      path: the folder.
+      path: the folder, or the file that holds all.
       num_bytes: size of all weights, as stored.
     """
 
-    def __init__(self, path, files=()):
-        """Take a folder and a list of (TensorFile, names of its tensors that count)."""
+    def __init__(self, path, files=(), is_whole=False):
+        """Take a folder, or a file that holds all, and a list of (TensorFile, names of its tensors that count)."""
         self.path = pathlib.Path(path)
         self._files = [file for file, _ in files]
+        self._is_whole = is_whole
         self._file_of = {name: file for file, names in files for name in names}
         self.num_bytes = sum(file.num_bytes(name) for name, file in self._file_of.items())
 
@@ -33,16 +34,18 @@ class Checkpoint:
         """Find a checkpoint and check the headers of all its files; no weight is read yet.
 
         Args:
-          source: a folder, one file of weights (config.json is looked for beside it), or a hub name.
+          source: a folder, one file of weights (config.json is looked for beside it, unless it is a GGUF file, which holds
+            all), or a hub name.
           weights: False leaves the weights alone, and unfetched: for random ones.
         Raises: UserError or UnsupportedError, naming the files, if something is missing, damaged or has no reader.
         """
         path = resolve_source(source, weights=weights)
         if path.is_file():
-            folder, files = path.parent, _open_one(find_format(path), path) if weights else ()
+            folder, files = path.parent, _open_one(find_format(path), path, weights)
         else:
-            folder, files = path, _open_folder(path) if weights else ()
-        checkpoint = cls(folder, files)
+            folder, files = path, _open_folder(path, weights)
+        is_whole = bool(files) and files[0][0].config is not None
+        checkpoint = cls(files[0][0].path if is_whole else folder, files, is_whole)
         logger.debug(
             "%s: %d weights in %d files, %d bytes",
             path,
@@ -66,12 +69,14 @@ class Checkpoint:
     @functools.cached_property
     def config(self):
         """What config.json says, as a dict. Raises: UserError if it is missing or broken."""
+        if self._is_whole:
+            return self._files[0].config
         return read_json(self.path / "config.json")
 
     @functools.cached_property
     def generation_config(self):
         """What generation_config.json says, as a dict; empty if there is none."""
-        return read_json(self.path / "generation_config.json", is_optional=True)
+        return {} if self._is_whole else read_json(self.path / "generation_config.json", is_optional=True)
 
     @property
     def has_weights(self):
@@ -112,10 +117,12 @@ class Checkpoint:
             raise UserError(f"{self.path}: no weight {name!r}{near_miss(name, self._file_of)}") from None
 
 
-def _open_folder(folder):
-    """Return [(TensorFile, names)] of a folder; empty if it has a configuration but no weights."""
+def _open_folder(folder, weights):
+    """Return [(TensorFile, names)] of a folder; empty if it has a configuration but no weights, or none are wanted."""
     present = _list_folder(folder)
     kind, chosen = choose_weights(present)
+    if not weights and (kind is None or not kind.is_whole):
+        return []
     if kind is None:
         other = [name for name in present if name.endswith(OTHER_FORMATS)]
         if other:
@@ -141,7 +148,7 @@ def _open_folder(folder):
         logger.info("%s: reading %s and not %s", folder, name, _listing(passed_over))
     elif name not in (kind.weights_file, kind.index_file):
         logger.info("%s: no %s, reading %s", folder, kind.weights_file, name)
-    return _open_shards(kind, folder / name) if name == kind.index_file else _open_one(kind, folder / name)
+    return _open_shards(kind, folder / name) if name == kind.index_file else _open_one(kind, folder / name, weights)
 
 
 def _list_folder(folder):
@@ -154,10 +161,15 @@ def _list_folder(folder):
         raise UserError(f"{folder}: cannot be read ({error.strerror})") from error
 
 
-def _open_one(kind, path):
+def _open_one(kind, path, weights):
+    """Return [(TensorFile, names)] of a file; without weights no names, and nothing at all if it holds nothing else."""
+    if not weights and not kind.is_whole:
+        return []
     _note(kind, path)
     file = kind.file_class(path)
-    return [(file, file.names())]
+    if weights:
+        file.check_weights()
+    return [(file, file.names() if weights else [])]
 
 
 def _note(kind, path):

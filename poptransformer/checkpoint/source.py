@@ -25,6 +25,7 @@ _SMALL_FILES = (
     "generation_config.json",
     "tokenizer*.json",
     "tokenizer*.model",
+    "ice_text.model",
     "sentencepiece*.model",
     "spiece.model",
     "special_tokens_map.json",
@@ -43,9 +44,9 @@ def resolve_source(source, weights=True):
     """Find a checkpoint, fetching it from the hub if need be.
 
     Args:
-      source: a folder, one file of weights, or a hub name (``gpt2-xl``, ``org/name``). Text that starts with ``.``, ``/``
-        or ``~``, has more than one ``/``, ends like a file of weights or starts with a folder that exists is a path and
-        never asked of the hub; so is a ``pathlib.Path``.
+      source: a folder, one file of weights, a name that fetch.py knows (``smollm2``), or a hub name (``gpt2-xl``,
+        ``org/name``). Text that starts with ``.``, ``/`` or ``~``, has more than one ``/``, ends like a file of weights or
+        starts with a folder that exists is a path and never asked of the hub; so is a ``pathlib.Path``.
       weights: False fetches configuration and tokenizer only.
     Returns: the path of the folder, or of the one file.
     Raises: UserError if it is nowhere; UnsupportedError if it holds weights in a format without a reader.
@@ -73,9 +74,23 @@ def resolve_source(source, weights=True):
         raise UserError(f"{text}: is a link to {os.readlink(path)}, which is not there")
     if isinstance(source, pathlib.PurePath) or _looks_like_path(text):
         raise UserError(_missing_path(text, path))
+    if "/" not in text and (path := _fetched(text)) is not None:
+        return path
     if not _HUB_NAME.fullmatch(text):
         raise UserError(f"{text!r} is neither a local path nor a hub name (name or org/name, of A-Z a-z 0-9 _ . -)")
     return _from_hub(text, weights)
+
+
+def _fetched(name):
+    """Return the file of a model that fetch.py knows; None for other names."""
+    from poptransformer.checkpoint import fetch  # not above: python -m runs this module by itself
+
+    if name not in fetch.SHIPPED:
+        return None
+    path = fetch.find(name)
+    if path is None:
+        raise UserError(f"{name}: is not fetched yet; run `{fetch.how_to_fetch(name)}`")
+    return path
 
 
 def _looks_like_path(text):

@@ -66,9 +66,11 @@ class TensorFile:
     Attributes:
       path: the file's.
       readable: names of the dtypes that the format and NumPy share, as the format calls them.
+      config: what the file itself says about the model, in the form of a config.json; None for formats that say nothing.
     """
 
     readable = ()
+    config = None
 
     def __init__(self, path):
         """Open a file and check what it says about its tensors against its size.
@@ -109,6 +111,9 @@ class TensorFile:
     def close(self):
         """Close the file; arrays that were read stay."""
         self._close()
+
+    def check_weights(self):
+        """Raises: UnsupportedError if the format wants all of a file's tensors to be readable, and some are not."""
 
     def names(self):
         """Return the names of the tensors, in the file's order."""
@@ -256,7 +261,7 @@ class TensorFile:
             else:
                 for row in range(count):
                     self._pread(name, values[row].view(np.uint8), at + row * shape[1] * stored.itemsize)
-            _place(target[start - rows[0] : start - rows[0] + count], values)
+            place(target[start - rows[0] : start - rows[0] + count], values)
 
     def _fill_strided(self, name, entry, stored, bounds, target):
         """Like _fill, for a tensor that has strides."""
@@ -344,7 +349,7 @@ def _cast(target, values):
         raise _OutOfRange(max(values[at].astype(np.float64).tolist(), key=abs))
 
 
-def _place(target, values):
+def place(target, values):
     """Copy a block of rows, casting if the dtypes differ; a transposed target is filled in tiles."""
     if target.strides[0] >= target.strides[1]:
         _cast(target, values)

@@ -78,6 +78,7 @@ class Piece:
       logprobs: as in Generation, for these tokens.
       row: index of the prompt it belongs to.
       finish_reason: None until the row's last piece.
+      generation: all of the row, with its last piece; None before.
     """
 
     text: str | None
@@ -85,3 +86,4 @@ class Piece:
     logprobs: list[float] | None
     row: int
     finish_reason: str | None = None
+    generation: Generation | None = None

@@ -20,6 +20,7 @@ KINDS = {
     "linear": (("factor",), {}),
     "dynamic": (("factor",), {}),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), {}),
+    "factors": (("factors",), {}),  # ours, not Hugging Face's: what GGUF files have in place of llama3's numbers
     "yarn": (
         (),
         {"factor": None, "attention_factor": None, "beta_fast": 32, "beta_slow": 1, "mscale": None, "mscale_all_dim": None},
@@ -32,7 +33,7 @@ class RopeScaling:
     """What a config says about rotary positions.
 
     Attributes:
-      kind: "default" (no scaling), "linear", "dynamic", "llama3" or "yarn".
+      kind: "default" (no scaling), "linear", "dynamic", "llama3", "factors" (a divisor for each frequency) or "yarn".
       theta: base of the angles.
       max_seq_len: the config's max_position_embeddings.
       original_length: positions that the model learnt before it was stretched (llama3, yarn).
@@ -45,7 +46,7 @@ class RopeScaling:
     theta: float
     max_seq_len: int
     original_length: int
-    numbers: dict[str, float | None]
+    numbers: dict[str, float | list[float] | None]
     is_truncated: bool = True
     rotary_share: float = 1.0
 
@@ -83,6 +84,8 @@ class RopeScaling:
         numbers = {key: given.get(key) for key in required}
         numbers |= {key: default if given.get(key) is None else given[key] for key, default in optional.items()}
         checked = {"rope_theta": theta, "original_max_position_embeddings": original} | numbers
+        if kind == "factors":
+            checked |= _numbered("factors", checked.pop("factors"))
         wrong = [f"{key}={value!r}" for key, value in checked.items() if not _is_positive(value, key in optional)]
         if wrong:
             raise UserError(f"config.json: rope_scaling of type {kind!r}: wanted positive numbers for {', '.join(wrong)}")
@@ -105,6 +108,11 @@ class RopeScaling:
         inv_freq = np.float32(1) / np.float32(self.theta) ** exponents
         if self.kind == "linear":
             return Rope(inv_freq / np.float32(self.numbers["factor"]))
+        if self.kind == "factors":
+            factors = np.asarray(self.numbers["factors"], np.float32)
+            if len(factors) != len(inv_freq):
+                raise UserError(f"rope_scaling has {len(factors)} factors for the {len(inv_freq)} pairs of head_dim={head_dim}")
+            return Rope(inv_freq / factors)
         if self.kind == "llama3":
             return Rope(_llama3(inv_freq, self.original_length, **self.numbers))
         if self.kind == "yarn":
@@ -152,6 +160,11 @@ def _llama3(inv_freq, original_length, factor, low_freq_factor, high_freq_factor
     turns = original_length * inv_freq / np.float32(2 * math.pi)  # over the original length
     share = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
     return ((1 - share) * inv_freq / factor + share * inv_freq).astype(np.float32)
+
+
+def _numbered(key, values):
+    """Entries of a list under names of their own; what is no list is a missing one."""
+    return {f"{key}[{i}]": value for i, value in enumerate(values)} if isinstance(values, list) else {key: None}
 
 
 def _is_positive(value, may_be_missing):

@@ -4,6 +4,7 @@ A folder with tokenizer.json is read by the tokenizers library alone (0.03 s to 
 is imported only for folders with the older files.
 """
 
+import functools
 import logging
 import pathlib
 import re
@@ -12,6 +13,9 @@ import threading
 
 from poptransformer.checkpoint.json_file import is_present, read_json
 from poptransformer.errors import UserError
+from poptransformer.tokenizers import chat_template, chatglm
+from poptransformer.tokenizers.chat import TemplateFormat
+from poptransformer.tokenizers.library import NOT_OURS, errors_as
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +28,6 @@ _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 MAX_PROBLEMS = 8  # of one file, that a message lists
-
-# Raised on in a library's call, these say nothing about its input.
-_NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
 
 # Spaces that WordPiece puts before these are taken out again, in this order, where the configuration asks for it.
 CLEAN_UP = (
@@ -56,6 +57,8 @@ def load_tokenizer(path):
     if is_present(folder / "tokenizer.json"):
         logger.debug("%s: tokenizer.json, read by the tokenizers library", folder)
         return _from_tokenizer_json(folder)
+    if chatglm.is_chatglm(folder):
+        return chatglm.load_chatglm(folder)
     older = [name for name in OLDER_FILES if is_present(folder / name)]
     if older:
         logger.debug("%s: no tokenizer.json, %s converted by transformers", folder, older[0])
@@ -70,11 +73,17 @@ class Tokenizer:
       bos_token_id, eos_token_id: ids, or None.
       vocab_size: tokens, added ones included (the model's embedding may have more rows).
       clean_up: pairs (text, replacement) that decode applies in order, mostly none.
+      chat_template: text, list or dict, see chat_template.choose; None looks into the folder when it is needed.
+      token_names: what chat templates know tokens by, bos_token and so on; None for those of the ids above.
     """
+
+    chat_template = None
+    token_names = None
 
     def __init__(self, backend, bos_token_id=None, eos_token_id=None, clean_up=(), path=None):
         """Take a tokenizers.Tokenizer, or anything with the same few methods; path is what messages call it."""
         self._backend = backend
+        self._path = path
         self._where = "tokenizer" if path is None else str(path)
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
@@ -88,7 +97,7 @@ class Tokenizer:
         """Return a text's token ids, with the special tokens that the checkpoint's tokenizer puts around it."""
         try:
             return list(self._backend.encode(text).ids)
-        except _NOT_OURS:
+        except NOT_OURS:
             raise
         except BaseException as error:  # Exception itself, or a panic in Rust, which is a BaseException
             if not isinstance(text, str):
@@ -111,7 +120,7 @@ class Tokenizer:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         except OverflowError:
             raise UserError(f"token ids are 0 to {self.vocab_size - 1}, and {min(ids)} to {max(ids)} are given") from None
-        except _NOT_OURS:
+        except NOT_OURS:
             raise
         except BaseException as error:  # as in encode
             raise UserError(f"{self._where}: the tokenizer cannot decode these ids: {error}") from error
@@ -128,17 +137,30 @@ class Tokenizer:
         """Return the byte a byte-fallback token such as <0xE2> stands for; None for any other."""
         return self._byte_values.get(token_id)
 
+    @functools.cached_property
+    def chat_format(self):
+        """The ChatFormat of the model's chat template.
+
+        Raises: UserError if it has none, or one that cannot be read.
+        """
+        template, where = self.chat_template, self._where
+        if template is None and self._path is not None:
+            template, where = chat_template.read_chat_template(pathlib.Path(self._path))
+        if template is None:
+            raise UserError(f"{self._where}: the model has no chat template; {chat_template.HOW_TO_GIVE}")
+        names = self.token_names
+        if names is None:
+            ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id}
+            names = {name: self._backend.id_to_token(token_id) for name, token_id in ids.items() if token_id is not None}
+        return TemplateFormat(self._backend, template, where, names, self.eos_token_id)
+
 
 def _from_tokenizer_json(folder):
     import tokenizers
 
     path = folder / "tokenizer.json"
-    try:
+    with errors_as(f"{path}: not a tokenizer that the tokenizers library can read"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except _NOT_OURS:
-        raise
-    except BaseException as error:  # the library raises Exception itself, or panics
-        raise UserError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from error
     # The post-processor in the file says which special tokens go around a text; add_bos_token and add_eos_token in
     # tokenizer_config.json do not count beside it (as in transformers 5).
     # What is saved for training batches must not cut or pad a prompt in silence.
@@ -147,15 +169,13 @@ def _from_tokenizer_json(folder):
 
     config = _read_tokens(folder / "tokenizer_config.json")
     tokens = {**_read_tokens(folder / "special_tokens_map.json"), **config}
-    try:
+    with errors_as(f"{folder}: the tokens of tokenizer_config.json cannot be added"):
         _add_tokens(backend, tokens)
-    except _NOT_OURS:
-        raise
-    except BaseException as error:  # as above
-        raise UserError(f"{folder}: the tokens of tokenizer_config.json cannot be added: {error}") from error
     model_config = read_json(folder / "config.json", is_optional=True)
     bos, eos = (_named_id(backend, tokens, model_config, name) for name in ("bos", "eos"))
-    return Tokenizer(backend, bos, eos, _clean_up(config.get("clean_up_tokenization_spaces"), backend), folder)
+    tokenizer = Tokenizer(backend, bos, eos, _clean_up(config.get("clean_up_tokenization_spaces"), backend), folder)
+    tokenizer.token_names = _token_names(tokens)
+    return tokenizer
 
 
 def _from_older_files(folder, name):
@@ -167,7 +187,8 @@ def _from_older_files(folder, name):
             "tokenizer.json with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         ) from None
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # Code that comes with a checkpoint never runs, and nobody is asked whether it may.
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # any class, depending on the tokenizer
         raise UserError(f"{folder}: transformers cannot read its tokenizer ({name}): {error}") from error
     backend = getattr(loaded, "backend_tokenizer", None)
@@ -177,7 +198,9 @@ def _from_older_files(folder, name):
         backend.no_truncation()
         backend.no_padding()
     clean_up = _clean_up(loaded.clean_up_tokenization_spaces, backend)
-    return Tokenizer(backend, loaded.bos_token_id, loaded.eos_token_id, clean_up, folder)
+    tokenizer = Tokenizer(backend, loaded.bos_token_id, loaded.eos_token_id, clean_up, folder)
+    tokenizer.token_names = dict(loaded.special_tokens_map)
+    return tokenizer
 
 
 def _clean_up(is_asked_for, backend):
@@ -196,9 +219,9 @@ class _PythonBackend:
         self._lock = threading.Lock()
         self.decoder = None
 
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         with self._lock:
-            return _Encoding(self._tokenizer.encode(text))
+            return _Encoding(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids, skip_special_tokens):
         with self._lock:
@@ -209,7 +232,7 @@ class _PythonBackend:
 
     def get_added_tokens_decoder(self):
         special = set(self._tokenizer.all_special_ids)
-        return {token_id: _AddedToken(token_id in special) for token_id in special}
+        return {token_id: _AddedToken(self._tokenizer.convert_ids_to_tokens(token_id)) for token_id in special}
 
     def id_to_token(self, token_id):
         with self._lock:
@@ -222,8 +245,10 @@ class _Encoding:
 
 
 class _AddedToken:
-    def __init__(self, special):
-        self.special = special
+    special = True
+
+    def __init__(self, content):
+        self.content = content
 
 
 def _first_surrogate(text):
@@ -281,6 +306,16 @@ def _content(token):
     """Return a token's text, given as text or as an object with content; None for anything else."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) and token else None
+
+
+def _token_names(tokens):
+    """Return what a chat template knows tokens by: bos_token and the like, those that are set."""
+    names = {name: _content(tokens.get(name)) for name in _NAMED_TOKENS if _content(tokens.get(name))}
+    for name in _TOKEN_LISTS:
+        listed = tokens.get(name) or []
+        if listed:
+            names[name] = [_content(token) for token in (listed.values() if isinstance(listed, dict) else listed)]
+    return names
 
 
 def _add_tokens(backend, config):

@@ -63,7 +63,23 @@ def test_equals_transformers(name):
 
 
 def test_every_kind_is_compared():
-    assert {name.partition(":")[0] for name in SETTINGS} == set(KINDS)
+    assert {name.partition(":")[0] for name in SETTINGS} | {"factors"} == set(KINDS)  # transformers has no such kind
+
+
+def test_factors_say_the_same_as_llama3():
+    """Divisors of Llama 3.1's frequencies, as GGUF files have them in place of what they were computed from."""
+    head_dim, max_seq_len, theta, settings = SETTINGS["llama3: Llama 3.1"]
+    plain, wanted = (
+        RopeScaling.from_hf({"rope_theta": theta, "rope_scaling": scaling}, max_seq_len).rope(head_dim, max_seq_len)
+        for scaling in (None, {"rope_type": "llama3"} | settings)
+    )
+    factors = plain.inv_freq / wanted.inv_freq
+    assert factors.min() == 1 and factors.max() == 8
+    scaling = {"rope_type": "factors", "factors": factors.tolist()}
+    rope = RopeScaling.from_hf({"rope_theta": theta, "rope_scaling": scaling}, max_seq_len).rope(head_dim, max_seq_len)
+    assert_close(rope.inv_freq, wanted.inv_freq, rtol=2e-7, atol=0)  # a division back and forth
+    with pytest.raises(UserError, match="rope_scaling has 64 factors for the 32 pairs of head_dim=64"):
+        RopeScaling.from_hf({"rope_scaling": scaling}, 100).rope(64, 100)
 
 
 def test_numbers_worked_out_by_hand():
@@ -115,6 +131,8 @@ def test_unsupported(config, message):
             "low_freq_factor=None, high_freq_factor=None",
         ),
         ({"rope_theta": float("nan")}, "wanted positive numbers for rope_theta=nan"),
+        ({"rope_scaling": {"type": "factors"}}, "of type 'factors': wanted positive numbers for factors=None"),
+        ({"rope_scaling": {"type": "factors", "factors": [1, 0, "2"]}}, "positive numbers for factors[1]=0, factors[2]='2'"),
     ],
 )
 def test_what_makes_no_sense(config, message):

@@ -158,7 +158,7 @@ def test_a_tokenizer_in_python_goes_through_a_lock():
         def __len__(self):
             return 3
 
-        def encode(self, text):
+        def encode(self, text, add_special_tokens):
             return [1] * len(text)
 
         def decode(self, ids, skip_special_tokens, clean_up_tokenization_spaces):

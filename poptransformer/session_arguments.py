@@ -1,0 +1,69 @@
+"""Arguments of Session: each is checked where it enters, before any device work; all raise UserError."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+import os
+
+from poptransformer.errors import UnsupportedError, UserError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
+
+
+def check_types(model, random_weights, execution_cache_dir) -> None:
+    """Refuse values that no later step would name."""
+    if not isinstance(model, (str, os.PathLike, dict)):
+        raise UserError(f"model={model!r}: wanted a folder, a .safetensors file, a hub name or a dict")
+    if not isinstance(random_weights, bool):
+        raise UserError(f"random_weights={random_weights!r}: wanted true or false")
+    if not isinstance(execution_cache_dir, (str, os.PathLike, type(None))):
+        raise UserError(f"execution_cache_dir={execution_cache_dir!r}: wanted a folder")
+
+
+def positive(name, value) -> int:
+    """The value, a whole number of at least 1."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name}={value!r}: wanted a whole number of at least 1")
+    return int(value)
+
+
+def check_max_length(max_length, config) -> int:
+    """The most tokens of a row: what was asked for, within the limit of the model's config."""
+    limit = config.max_seq_len
+    if max_length is None:
+        return min(limit, DEFAULT_MAX_LENGTH)
+    max_length = positive("max_length", max_length)
+    if max_length > limit:
+        why = getattr(config, "why_not_longer", "")
+        raise UserError(
+            f"max_length={max_length} is more than the model's {limit} positions{why and f' ({why})'}; set at most {limit}"
+        )
+    return max_length
+
+
+def check_stages(layers_per_device, num_layers) -> None:
+    """Refuse layer counts that are not those of one stage."""
+    if layers_per_device is None or isinstance(layers_per_device, str) and layers_per_device == "auto":
+        return
+    stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
+    if stages is None or not all(isinstance(count, int) and count >= 0 for count in stages):
+        raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
+    if sum(stages) != num_layers:
+        raise UserError(f"layers_per_device={stages} adds up to {sum(stages)}; the model has {num_layers} layers")
+    if len(stages) > 1:
+        raise UnsupportedError(f"layers_per_device={stages}: several devices are not there yet; set [{num_layers}] or auto")
+
+
+def token_ids_of(key, config, generation_config, vocab_size):
+    """The ids that config.json and generation_config.json give under a key, each a number, a list or null."""
+    found = []
+    for source in (config, generation_config):
+        value = source.get(key)
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    wrong = [i for i in found if not isinstance(i, int) or not 0 <= i < vocab_size]
+    if wrong:
+        logger.warning("%s: %s are outside the vocabulary of %d and are ignored", key, wrong, vocab_size)
+    return tuple(dict.fromkeys(i for i in found if i not in wrong))
