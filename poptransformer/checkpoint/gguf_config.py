@@ -5,6 +5,7 @@ Keys of the model's shape start with the architecture's name, "llama.block_count
 """
 
 import logging
+import reprlib
 
 from poptransformer.errors import UnsupportedError, UserError, near_miss
 
@@ -36,8 +37,8 @@ def check_architecture(header):
         raise UserError(f"{header.path}: metadata lacks general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedError(
-            f"{header.path}: GGUF files of architecture {name!r} are not supported{near_miss(name, ARCHITECTURES)}; those of "
-            f"{', '.join(ARCHITECTURES)} are"
+            f"{header.path}: GGUF files of architecture {reprlib.repr(name)} are not supported"
+            f"{near_miss(name, ARCHITECTURES)}; those of {', '.join(ARCHITECTURES)} are"
         )
     parts = header.get("split.count", int, 1)
     if parts > 1:
@@ -177,7 +178,7 @@ def _rope_scaling(keys, max_seq_len, rope_factors):
     attention = keys.get("rope.scaling.attn_factor", float, 0.0) or keys.get("rope.scaling.yarn_attn_factor", float, 0.0)
     betas = {name: keys.get(f"rope.scaling.yarn_{name}", float) for name in ("beta_fast", "beta_slow")}
     if kind not in (None, "none", "linear", "yarn"):
-        raise UnsupportedError(f"{path}: {prefix}type={kind!r} is not supported; none, linear and yarn are")
+        raise UnsupportedError(f"{path}: {prefix}type={reprlib.repr(kind)} is not supported; none, linear and yarn are")
     if kind == "yarn":
         if rope_factors is not None or keys.get("rope.scaling.yarn_ext_factor", float, 1.0) != 1 or attention not in (0, 1):
             raise UnsupportedError(

@@ -27,6 +27,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_AXES = 4
 MAX_NAME_BYTES = 65535  # of a key, as the format says
+MAX_SHOWN = 80  # characters of a name that a message shows
 WINDOW_BYTES = 1 << 20  # read in one go
 
 # Type of a value in the file -> letter of struct and NumPy.
@@ -222,11 +223,15 @@ class _Walk:
         length = self.number("Q")
         if not 0 < length <= MAX_NAME_BYTES:
             raise self.error(f"has a name of {length} bytes")
-        data = self.take(length)
+        data = bytes(self.take(length))
         try:
-            return data.decode()
+            name = data.decode()
         except UnicodeDecodeError:
-            raise self.error(f"has the name {reprlib.repr(data)}, which is not valid UTF-8") from None
+            name = ""
+        if not name.isprintable() or not name:
+            raise self.error(f"has the name {reprlib.repr(data)}, which is no text")
+        self.what += f" ({name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + '...'})"
+        return name
 
     def skip_strings(self, count):
         if count * 8 > self.size - self.at:
@@ -269,8 +274,7 @@ def _read_values(walk, count):
         walk.what = f"key {index + 1} of {count}"
         key = walk.name()
         if key in values:
-            raise walk.error(f"({key}) is there twice")
-        walk.what += f" ({key})"
+            raise walk.error("is there twice")
         kind = walk.number("I")
         if kind in SCALARS:
             length = struct.calcsize(SCALARS[kind])
@@ -302,8 +306,7 @@ def _read_tensors(walk, count, alignment):
         walk.what = f"tensor {index + 1} of {count}"
         name = walk.name()
         if name in found:
-            raise walk.error(f"({name}) is there twice")
-        walk.what += f" ({name})"
+            raise walk.error("is there twice")
         num_axes = walk.number("I")
         if not 1 <= num_axes <= MAX_AXES:
             raise walk.error(f"has {num_axes} axes; there are 1 to {MAX_AXES}")

@@ -7,6 +7,7 @@ models for what they stand for.
 
 import dataclasses
 import logging
+import reprlib
 
 from poptransformer.checkpoint.gguf_header import GGUFHeader
 from poptransformer.errors import UnsupportedError, UserError, near_miss
@@ -90,7 +91,9 @@ def load_gguf_tokenizer(path):
         logger.warning("%s: has no tokenizer; prompts must be token ids", path)
         return None
     if kind not in _BUILDERS:
-        raise UnsupportedError(f"{path}: tokenizer.ggml.model={kind!r} is not supported; {' and '.join(_BUILDERS)} are")
+        raise UnsupportedError(
+            f"{path}: tokenizer.ggml.model={reprlib.repr(kind)} is not supported; {' and '.join(_BUILDERS)} are"
+        )
     vocabulary = _Vocabulary(header)
     bos, eos = (vocabulary.named_id(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     with errors_as(f"{path}: its metadata does not make a tokenizer"):
@@ -135,8 +138,8 @@ class _Vocabulary:
         if len(self.ids) < len(self.tokens):
             twin = next(text for token_id, text in enumerate(self.tokens) if self.ids[text] != token_id)
             logger.warning(
-                "%s: %d tokens have the text of another, %r for one; the first of each counts",
-                header.path, len(self.tokens) - len(self.ids), twin,
+                "%s: %d tokens have the text of another, %s for one; the first of each counts",
+                header.path, len(self.tokens) - len(self.ids), reprlib.repr(twin),
             )  # fmt: skip
 
     def named_id(self, key):
@@ -155,10 +158,14 @@ def _byte_level(header, vocabulary):
     merges = [tuple(merge.split(" ", 1)) for merge in _array(header, "tokenizer.ggml.merges", str)]
     if not merges:
         raise UserError(f"{header.path}: metadata lacks tokenizer.ggml.merges")
-    wrong = next((merge for merge in merges if len(merge) != 2), None)
-    if wrong is not None:
-        raise UserError(f"{header.path}: metadata: tokenizer.ggml.merges has {wrong[0]!r}; two tokens are wanted")
-    backend = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=cut.ignore_merges))
+    ids = vocabulary.ids
+    for merge in merges:
+        if len(merge) != 2 or merge[0] not in ids or merge[1] not in ids or merge[0] + merge[1] not in ids:
+            what = reprlib.repr(" ".join(merge))
+            raise UserError(
+                f"{header.path}: metadata: tokenizer.ggml.merges has {what}; two tokens that make a third are wanted"
+            )
+    backend = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=cut.ignore_merges))
     if cut.is_nfc:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns]
@@ -176,7 +183,8 @@ def _cut(header):
         logger.warning("%s: does not say how texts are cut up (tokenizer.ggml.pre); taking %r", header.path, name)
     if name not in CUTS:
         raise UnsupportedError(
-            f"{header.path}: tokenizer.ggml.pre={name!r} is not supported{near_miss(name, CUTS)}; there are {', '.join(CUTS)}"
+            f"{header.path}: tokenizer.ggml.pre={reprlib.repr(name)} is not supported{near_miss(name, CUTS)}; "
+            f"there are {', '.join(CUTS)}"
         )
     return CUTS[name]
 

@@ -490,7 +490,8 @@ def test_lengths_and_counts_beyond_reason(whole, tmp_path):
             lambda data: data[:300], UserError,
             "truncated or damaged GGUF file: key 7 of 13 ends beyond byte 300, where the file ends",
         ),
-        (lambda data: data.replace(b"llama.block_count", b"llama.block_c\xffunt"), UserError, "which is not valid UTF-8"),
+        (lambda data: data.replace(b"block_count", b"block_c\xffunt"), UserError, r"b'llama.block_c\xffunt', which is no text"),
+        (lambda data: data.replace(b"block_count", b"block\n\n\n\n\n\n"), UserError, "which is no text"),
         (lambda data: data.replace(b"gpt-2", b"gpt\xff2"), UserError, r"tokenizer.ggml.pre: b'gpt\xff2' is not valid UTF-8"),
     ],
 )  # fmt: skip
@@ -510,7 +511,7 @@ def test_things_that_are_there_twice_or_overlap(tmp_path):
     data = path.read_bytes()
     at = data.index(b"yy.weight") + len("yy.weight") + 4 + 8 + 4
     for damaged, message in (
-        (data.replace(b"llama.bbbb", b"llama.aaaa"), "(llama.aaaa) is there twice"),
+        (data.replace(b"llama.bbbb", b"llama.aaaa"), "key 9 of 9 (llama.aaaa) is there twice"),
         (data.replace(b"yy.weight", b"xx.weight"), "tensor 2 of 2 (xx.weight) is there twice"),
         (data[:at] + bytes(8) + data[at + 8 :], "tensor yy.weight overlaps xx.weight"),
         (data[:at] + b"\5" + data[at + 1 :], "tensor yy.weight is at byte 5 of the data, not at a multiple of 32"),

@@ -7,31 +7,13 @@ import unicodedata
 
 import pytest
 from gguf_cases import write
+from plain_bpe import PATTERNS, TEXTS, PlainBPE
 
 from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.tokenizers import StreamDetokenizer, load_tokenizer
 from poptransformer.tokenizers.gguf import CUTS
 
 POCKET = pathlib.Path(__file__).parents[2] / "examples" / "gpt2" / "gpt2-pocket"
-
-TEXTS = (
-    "",
-    " ",
-    "a",
-    "Once upon a time, there was a little girl.",
-    "  two spaces,   three,\ttab\t\tand\n\n\nlines \r\n end  ",
-    "it's IT'S we'Ll they'd I'M can't''s 'sss",
-    "0 12 123 1234 12345 3.14159 1,000,000 x2y33 ²³ Ⅷ ½ ٣٤٥ 四五",
-    "def f(x):\n    return {'a': x**2, \"b\": [x, -x]}  # comment\n\n\n\tif x<=0 && y!=1: $z += `w` | ~v^2\n",
-    "naïve café Ångström Straße ĲSSEL ﬁ ﬂ İstanbul ǅ",
-    "e\u0301 a\u030a \u1100\u1161 \ufb01 \u2126",  # not in form C
-    "日本語のテキスト、中文字符。한국어 ภาษาไทย हिन्दी العربية עברית",
-    "🙂🙃👩‍👩‍👧‍👦🇩🇪 \u200b\u00a0\u2003\ufeff \x00\x01\x7f\u0085",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaa bbbbbb!!!???...---___ ((([[[{{{",
-    "https://example.org/a_b?c=1&d=%20#e  user@host  C:\\dir\\file.txt  #!/bin/sh",
-    "<|endoftext|>Once<|endoftext|> upon <|im_start|>user\nhi<|im_end|>\n",
-    "\n", "\r\n", "'", "' s", "\u2028\u2029", " \n \n ", "a\n\n", "\u00a0a",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,81 +56,6 @@ def test_equals_the_tokenizer_it_was_made_from(tmp_path, pocket):
         assert "".join(stream.push([token_id]) for token_id in ids) + stream.flush() == ours.decode(ids)
 
 
-# The patterns as llama.cpp spells them, which cuts by one after the other.
-PLAIN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-NEWER = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-PATTERNS = {
-    "default": [r"[\p{P}\$\+<=>\^~\|]+", PLAIN, r"\p{N}+", r"[0-9][0-9][0-9]"],
-    "gpt-2": [PLAIN],
-    "smollm": [r"\p{N}", PLAIN],
-    "llama-bpe": [NEWER.replace("NUMBER", r"\p{N}{1,3}")],
-    "smaug-bpe": [NEWER.replace("NUMBER", r"\p{N}{1,3}")],
-    "qwen2": [NEWER.replace("NUMBER", r"\p{N}")],
-    "tekken": [
-        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ],
-}
-
-
-class PlainPython:
-    """Byte-level BPE written out: cut, spell bytes as characters, merge the best pair until there is none."""
-
-    def __init__(self, metadata, name):
-        regex = pytest.importorskip("regex", reason="needs regex, which comes with transformers")
-        self.ids = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-        self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(metadata["tokenizer.ggml.merges"])}
-        types = metadata["tokenizer.ggml.token_type"]
-        self.whole = [token for token, kind in zip(self.ids, types, strict=True) if kind in (3, 4)]
-        self.patterns = [regex.compile(pattern) for pattern in PATTERNS[name]]
-        self.form = "NFC" if name == "qwen2" else None
-        self.takes_tokens = name in ("llama-bpe", "tekken")
-        printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
-        others = [byte for byte in range(256) if byte not in printable]
-        self.spelling = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-    def encode(self, text):
-        if self.whole:
-            pattern = "|".join(map(re.escape, sorted(self.whole, key=len, reverse=True)))
-            parts = re.split(f"({pattern})", text)
-        else:
-            parts = [text]
-        ids = []
-        for i, part in enumerate(parts):
-            ids += [self.ids[part]] if i % 2 else self._encode_plain(part)
-        return ids
-
-    def _encode_plain(self, text):
-        pieces = [unicodedata.normalize(self.form, text) if self.form else text]
-        for pattern in self.patterns:
-            pieces = [new for piece in pieces for new in cut(pattern, piece)]
-        return [token_id for piece in pieces for token_id in self._merge(piece)]
-
-    def _merge(self, piece):
-        symbols = [self.spelling[byte] for byte in piece.encode()]
-        if self.takes_tokens and "".join(symbols) in self.ids:
-            return [self.ids["".join(symbols)]]
-        while True:
-            pairs = [self.ranks.get(pair, len(self.ranks)) for pair in zip(symbols, symbols[1:], strict=False)]
-            if not pairs or min(pairs) == len(self.ranks):
-                return [self.ids[symbol] for symbol in symbols]
-            at = pairs.index(min(pairs))
-            symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
-
-
-def cut(pattern, text):
-    """Matches and what lies between them."""
-    pieces, end = [], 0
-    for match in pattern.finditer(text):
-        pieces += [text[end : match.start()], match[0]]
-        end = match.end()
-    return [piece for piece in (*pieces, text[end:]) if piece]
-
-
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_way_to_cut(tmp_path, pocket, name):
     metadata = pocket | {"tokenizer.ggml.pre": name, "tokenizer.ggml.add_bos_token": False}
@@ -156,7 +63,7 @@ def test_every_way_to_cut(tmp_path, pocket, name):
     tokens = [*metadata["tokenizer.ggml.tokens"], "unmergeable", "<tool>"]
     metadata["tokenizer.ggml.tokens"] = tokens
     metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1, 4]
-    ours, wanted = load(tmp_path, metadata), PlainPython(metadata, name)
+    ours, wanted = load(tmp_path, metadata), PlainBPE(metadata, name)
     seen = set()
     for text in (*TEXTS, "unmergeable", "<tool>12<tool >", "a<tool>"):
         ids = ours.encode(text)
@@ -207,7 +114,7 @@ def test_what_is_missing_but_can_be_guessed(tmp_path, pocket, caplog):
         tokenizer = load(tmp_path, bare, architecture)
         text = "it's 1234 <|endoftext|>"
         plain = bare | {"tokenizer.ggml.token_type": [1] * tokenizer.vocab_size}
-        assert tokenizer.encode(text) == PlainPython(plain, name).encode(text)
+        assert tokenizer.encode(text) == PlainBPE(plain, name).encode(text)
         assert f"does not say how texts are cut up (tokenizer.ggml.pre); taking '{name}'" in caplog.text
         assert tokenizer.bos_token_id is None and tokenizer.eos_token_id is None
 
@@ -329,8 +236,8 @@ def test_unsupported(tmp_path, pocket, changes, message):
         ({"model": "llama", "scores": [0.5]}, "tokenizer.ggml.scores has 1 entries for 4096 tokens"),
         ({"token_type": [1, 3]}, "tokenizer.ggml.token_type has 2 entries for 4096 tokens"),
         ({"tokens": [1, 2]}, "tokenizer.ggml.tokens is an array of int; str is wanted"),
-        ({"merges": ["ab"]}, "tokenizer.ggml.merges has 'ab'; two tokens are wanted"),
-        ({"merges": ["Ġ nothing"]}, "its metadata does not make a tokenizer: "),
+        ({"merges": ["ab"]}, "tokenizer.ggml.merges has 'ab'; two tokens that make a third are wanted"),
+        ({"merges": ["Ġ nothing"]}, "tokenizer.ggml.merges has 'Ġ nothing'; two tokens"),
         ({"bos_token_id": 4096}, "tokenizer.ggml.bos_token_id=4096 is no token; there are 4096"),
         ({"eos_token_id": None, "add_eos_token": True}, "add_eos_token is true, but there is no eos_token_id"),
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token is 1; true or false is wanted"),
