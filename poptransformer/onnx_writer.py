@@ -427,4 +427,5 @@ def _loop(writer, node, max_steps, body):
 @_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob")
 def _own(writer, node, **attributes):
     inputs, outputs = ([writer.ref(value) for value in values] for values in (node.inputs, node.outputs))
+    attributes = {name: value for name, value in attributes.items() if value is not None}
     writer.add_node(node.op, inputs, outputs, DOMAIN, **attributes)

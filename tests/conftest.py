@@ -23,7 +23,7 @@ def user_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny():
     """Folder of the random GPT-2 with odd sizes: vocabulary 257, 61 positions, no tokenizer, BOS 255, EOS 256."""
-    return REPOSITORY / "tests" / "golden" / "gpt2-tiny"
+    return REPOSITORY / "tests" / "golden" / "gpt2"
 
 
 @pytest.fixture(scope="session")

@@ -73,6 +73,24 @@ def test_nodes_carry_their_layer_and_attributes():
     assert [node.attribute[0].s for node in gelu] == [b"tanh"] * 2
 
 
+def test_options_of_attention():
+    """An option is an attribute or an input, and none where it was left out."""
+    graph = Graph("test")
+    x, cache = graph.input("x", (1, 2, 4, 3), f32), graph.input("cache", (1, 4, 8, 3), f32)
+    length, slopes = graph.input("length", (1,), i32), graph.constant(np.ones(4, f32))
+    required = (x, x, x, cache, cache, length, length, 0.5)
+    graph.output("slopes and window", ops.attention(*required, window=7, alibi_slopes=slopes)[0])
+    graph.output("context", ops.attention(*required, context_len=length)[0])
+    model = to_onnx(graph)
+    onnx.checker.check_model(model, full_check=True)
+    both, context = model.graph.node[:2]
+    assert {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in both.attribute} == {
+        "scale": 0.5, "window": 7,
+    }  # fmt: skip
+    assert list(both.input[7:]) == ["", slopes.name]
+    assert [attribute.name for attribute in context.attribute] == ["scale"] and list(context.input[7:]) == ["length"]
+
+
 def run_by_onnx(graph, inputs):
     """Outputs of onnx's own evaluator in float32."""
     model = to_onnx(graph)

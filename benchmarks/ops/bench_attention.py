@@ -34,18 +34,34 @@ class Case:
     dtype: str
     cache_dtype: str
     batch: int = 1
+    window: int | None = None
+    use_slopes: bool = False
+    is_prefix: bool = False  # whether all new tokens see each other
 
     @property
     def cache_bytes(self):
         """Read by one call."""
-        positions = self.batch * (self.context + self.num_new)
+        positions = self.batch * min(self.context + self.num_new, self.num_new - 1 + (self.window or self.capacity))
         return 2 * positions * self.num_kv_heads * self.head_dim * jnp.dtype(self.cache_dtype).itemsize
 
     @property
     def flops(self):
-        """Of one call, without what the causal mask hides."""
-        seen = self.num_new * self.context + self.num_new * (self.num_new + 1) / 2
-        return 4 * self.batch * seen * self.num_heads * self.head_dim
+        """Of one call, without what masks hide."""
+        ends = self.context + np.arange(1, self.num_new + 1)
+        seen = np.minimum(ends, self.window or self.capacity).sum()
+        if self.is_prefix:
+            seen = self.num_new * ends[-1]
+        return 4 * self.batch * int(seen) * self.num_heads * self.head_dim
+
+    @property
+    def options(self):
+        """Keyword arguments of the op."""
+        slopes = np.exp2(-8 * np.arange(1, self.num_heads + 1) / self.num_heads).astype(np.float32)
+        return {
+            "window": self.window,
+            "context_len": np.full(self.batch, self.context + self.num_new, np.int32) if self.is_prefix else None,
+            "alibi_slopes": slopes if self.use_slopes else None,
+        }
 
 
 def decode_cases():
@@ -56,6 +72,8 @@ def decode_cases():
     for context, capacity in ((1000, 1024), (8000, 8192)):
         yield Case("gqa-32/8", 32, 8, 128, 1, context, capacity, 4, "bfloat16", "bfloat16")
     yield Case("mqa-32/2", 32, 2, 128, 1, 8000, 8192, 4, "bfloat16", "bfloat16")
+    yield Case("window", 32, 8, 128, 1, 8000, 8192, 4, "bfloat16", "bfloat16", window=1024)
+    yield Case("slopes", 16, 16, 64, 1, 1000, 1024, 12, "bfloat16", "bfloat16", use_slopes=True)
 
 
 def prefill_cases():
@@ -64,6 +82,9 @@ def prefill_cases():
             yield Case("gpt2-124m", 12, 12, 64, num_new, 0, 1024, 1, dtype, dtype)
     yield Case("gqa-32/8", 32, 8, 128, 512, 0, 1024, 1, "bfloat16", "bfloat16")
     yield Case("gqa-32/8", 32, 8, 128, 128, 3968, 4096, 1, "bfloat16", "bfloat16")
+    yield Case("window", 32, 8, 128, 128, 3968, 4096, 1, "bfloat16", "bfloat16", window=1024)
+    yield Case("slopes", 16, 16, 64, 512, 0, 1024, 1, "bfloat16", "bfloat16", use_slopes=True)
+    yield Case("prefix", 32, 32, 128, 512, 0, 1024, 1, "bfloat16", "bfloat16", is_prefix=True)
 
 
 def looped(attention, case, steps):
@@ -85,7 +106,8 @@ def looped(attention, case, steps):
             query, caches = carry
             updated = []
             for k_cache, v_cache in caches:
-                query, k_cache, v_cache = attention(query, key, value, k_cache, v_cache, lengths, counts, case.head_dim**-0.5)
+                inputs = (query, key, value, k_cache, v_cache, lengths, counts, case.head_dim**-0.5)
+                query, k_cache, v_cache = attention(*inputs, **case.options)
                 updated.append((k_cache, v_cache))
             return query, updated
 

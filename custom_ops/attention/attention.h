@@ -3,9 +3,13 @@
 // For each row b and t < num_tokens[b], with p = cache_len[b] + t and query head n reading key/value head n / (N / K):
 //
 //   k_cache[b, :, p] = key[b, t],  v_cache[b, :, p] = value[b, t]               rounded to the cache's dtype
-//   out[b, t, n]     = sum over s <= p of softmax_s(scale * query[b, t, n] . k_cache[b, n / (N / K), s]) * v_cache[b, ., s]
+//   out[b, t, n]     = sum over visible s of softmax_s(score) * v_cache[b, n / (N / K), s]
+//   score            = scale * query[b, t, n] . k_cache[b, n / (N / K), s] + alibi_slopes[n] * (s - p)
 //
-// and out[b, t] = 0, nothing written, for t >= num_tokens[b]. Scores, softmax and sums are float32.
+// where s is visible if (s <= p or s < context_len[b]) and p - s < window and s < cache_len[b] + num_tokens[b]. The new tokens
+// above p that a context makes visible are those of this call. out[b, t] = 0, nothing written, for t >= num_tokens[b]. Scores,
+// softmax and sums are float32. A key or value that is not finite may spoil all of its row's queries in the same call, no other
+// row, and no call that does not see it.
 #ifndef POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
 #define POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
 
@@ -25,6 +29,7 @@ struct AttentionArgs {
   int64_t num_kv_heads;    // K
   int64_t head_dim;        // H
   float scale;
+  int64_t window;          // 0: no limit
   DType dtype;             // of query, key, value and out
   DType cache_dtype;       // of both caches
   const void* query;       // [B, T, N, H]
@@ -34,6 +39,8 @@ struct AttentionArgs {
   void* v_cache;           // [B, K, S, H]
   const int32_t* cache_len;   // [B]
   const int32_t* num_tokens;  // [B]
+  const int32_t* context_len;   // [B], any numbers, or null for 0
+  const float* alibi_slopes;  // [N], or null for 0
   void* out;               // [B, T, N, H]
 };
 

@@ -19,8 +19,9 @@ ffi::Error Invalid(const std::string& message) { return ffi::Error::InvalidArgum
 
 ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer value, ffi::AnyBuffer k_cache,
                         ffi::AnyBuffer v_cache, ffi::Buffer<ffi::S32> cache_len, ffi::Buffer<ffi::S32> num_tokens,
+                        ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::F32> alibi_slopes,
                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_k_cache,
-                        ffi::Result<ffi::AnyBuffer> new_v_cache, float scale) {
+                        ffi::Result<ffi::AnyBuffer> new_v_cache, float scale, int64_t window) {
   const Shape q = query.dimensions(), k = key.dimensions(), c = k_cache.dimensions();
   if (q.size() != 4 || k.size() != 4 || c.size() != 4) {
     return Invalid("query [B, T, N, H], key [B, T, K, H] and k_cache [B, K, S, H] have 4 axes each; got " + ShapeText(q) +
@@ -59,6 +60,17 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
                    std::to_string(a.num_kv_heads) + " key/value heads");
   }
 
+  const bool has_context = context_len.element_count() > 0, has_slopes = alibi_slopes.element_count() > 0;
+  if (has_context && !IsShape(context_len.dimensions(), {a.batch_size})) {
+    return Invalid("context_len has shape " + ShapeText(context_len.dimensions()) + ", not [" + std::to_string(a.batch_size) +
+                   "] or [0]");
+  }
+  if (has_slopes && !IsShape(alibi_slopes.dimensions(), {a.num_heads})) {
+    return Invalid("alibi_slopes has shape " + ShapeText(alibi_slopes.dimensions()) + ", not [" + std::to_string(a.num_heads) +
+                   "] or [0]");
+  }
+  if (window < 0) return Invalid("window is " + std::to_string(window) + ", not positive, or 0 for none");
+
   const std::optional<DType> dtype = FloatType(query.element_type());
   const std::optional<DType> cache_dtype = FloatType(k_cache.element_type());
   if (!dtype || !cache_dtype) return Invalid("query and caches must be float32, bfloat16 or float16");
@@ -92,6 +104,9 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
     std::memcpy(new_v_cache->untyped_data(), v_cache.untyped_data(), v_cache.size_bytes());
   }
   a.scale = scale;
+  a.window = window;
+  a.context_len = has_context ? context_len.typed_data() : nullptr;
+  a.alibi_slopes = has_slopes ? alibi_slopes.typed_data() : nullptr;
   a.query = query.untyped_data();
   a.key = key.untyped_data();
   a.value = value.untyped_data();
@@ -104,7 +119,7 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
 
 }  // namespace
 
-POPTRANSFORMER_LIST_OP(attention, 1);
+POPTRANSFORMER_LIST_OP(attention, 2);
 
 }  // namespace poptransformer
 
@@ -118,8 +133,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, poptransformer::AttentionFfi,
                                   .Arg<ffi::AnyBuffer>()         // v_cache [B, K, S, H]
                                   .Arg<ffi::Buffer<ffi::S32>>()  // cache_len [B]
                                   .Arg<ffi::Buffer<ffi::S32>>()  // num_tokens [B]
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // context_len [B], or [0] for none
+                                  .Arg<ffi::Buffer<ffi::F32>>()  // alibi_slopes [N], or [0] for none
                                   .Ret<ffi::AnyBuffer>()         // out [B, T, N, H]
                                   .Ret<ffi::AnyBuffer>()         // k_cache, aliased to the argument
                                   .Ret<ffi::AnyBuffer>()         // v_cache, aliased to the argument
-                                  .Attr<float>("scale"));
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("window"));  // 0 for none
 #pragma GCC visibility pop

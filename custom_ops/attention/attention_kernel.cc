@@ -8,7 +8,8 @@
 //   scores^T [positions, queries] = keys [positions, H] * query^T [H, queries]
 //   out^T    [H, queries]         = out^T * rescale + values^T [H, positions] * weights^T [positions, queries]
 // Both are one routine, kBlockRows by kBlockVectors registers. A block of kKeyBlock positions is first widened to float32 in
-// scratch; running maxima and sums keep memory independent of the context length.
+// scratch; running maxima and sums keep memory independent of the context length. Blocks begin where the tile's first window
+// does and end with the last position that any of its queries sees, so that what all of them hide is not read.
 #include "attention/attention_kernel.h"
 
 #include "common/simd.h"
@@ -18,6 +19,7 @@ namespace POPTRANSFORMER_ISA_NAMESPACE {
 namespace {
 
 POPTRANSFORMER_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+POPTRANSFORMER_INLINE int64_t Larger(int64_t a, int64_t b) { return a < b ? b : a; }
 POPTRANSFORMER_INLINE int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 POPTRANSFORMER_INLINE int64_t PaddedDim(const AttentionArgs& a) { return RoundUp(a.head_dim, kLanes); }
 POPTRANSFORMER_INLINE int64_t GroupSize(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
@@ -256,6 +258,17 @@ void WeightedSums(const T* values, int64_t n, int64_t dim, const float* weights,
   }
 }
 
+constexpr float kLaneNumbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// scores[s] += slope * (first + s) for n positions, and some beyond.
+void AddSlope(float slope, int64_t first, int64_t n, float* scores) {
+  const Vec lanes = Load(kLaneNumbers);
+  for (int64_t s = 0; s < n; s += kLanes) {
+    const Vec distance = Add(Broadcast(static_cast<float>(first + s)), lanes);
+    Store(scores + s, MultiplyAdd(Broadcast(slope), distance, Load(scores + s)));
+  }
+}
+
 template <typename T>
 void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* partial, float* scratch) {
   const int64_t dim = a.head_dim, padded = PaddedDim(a), group = GroupSize(a);
@@ -302,6 +315,9 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
 
   for (int64_t g = 0; g < group; ++g) {
     float* const weights = scores + g * kScoreStride;
+    if (a.alibi_slopes) {
+      AddSlope(a.alibi_slopes[chunk.kv_head * group + g], chunk.begin - a.cache_len[chunk.row], n, weights);
+    }
     for (int64_t s = n; s < RoundUp(n, kLanes); ++s) weights[s] = -kInfinity;
     Vec maximum = Load(weights);
     for (int64_t s = kLanes; s < n; s += kLanes) maximum = Max(maximum, Load(weights + s));
@@ -383,7 +399,7 @@ int64_t PrefillScratchFloats(const AttentionArgs& a) {
   return kMaxTileQueries * padded * 3   // query^T, out^T, one of them row by row
          + 2 * kKeyBlock * padded       // keys, values
          + kKeyBlock * kMaxTileQueries  // scores^T
-         + 4 * kMaxTileQueries;         // maxima, sums, rescale, limits
+         + 5 * kMaxTileQueries;         // maxima, sums, rescale, tokens, slopes
 }
 
 // c [rows, kVectors] = sum over d of a[row * a_row + d * a_depth] * b[d, :], plus c * rescale if there is one.
@@ -494,6 +510,31 @@ void PackRows(const AttentionArgs& a, int64_t row, int64_t kv_head, const void* 
   }
 }
 
+// The next two change scores^T [n, width]; s below counts the block's rows, i its queries.
+//
+// Adds slopes[i] * (first + s - tokens[i]).
+void AddSlopes(const float* slopes, const float* tokens, int64_t first, int64_t n, int64_t width, float* scores) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec slope = Load(slopes + i), offset = Sub(Broadcast(static_cast<float>(first)), Load(tokens + i));
+    for (int64_t s = 0; s < n; ++s) {
+      float* const score = scores + s * width + i;
+      const Vec distance = Add(Broadcast(static_cast<float>(s)), offset);
+      Store(score, MultiplyAdd(slope, distance, Load(score)));
+    }
+  }
+}
+
+// Hides rows s < first + tokens[i].
+void HideBefore(const float* tokens, int64_t first, int64_t n, int64_t width, float* scores) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec begin = Add(Broadcast(static_cast<float>(first)), Load(tokens + i));
+    for (int64_t s = 0; s < n; ++s) {
+      float* const score = scores + s * width + i;
+      Store(score, SelectLess(Broadcast(static_cast<float>(s)), begin, Broadcast(-kInfinity), Load(score)));
+    }
+  }
+}
+
 template <typename T>
 void PrefillTileOf(const AttentionArgs& a, const PrefillTile& tile, float* scratch) {
   const int64_t dim = a.head_dim, padded = PaddedDim(a), cached = a.cache_len[tile.row];
@@ -504,10 +545,11 @@ void PrefillTileOf(const AttentionArgs& a, const PrefillTile& tile, float* scrat
   float* const keys = lines + padded * kMaxTileQueries;  // [kKeyBlock, H]
   float* const values = keys + kKeyBlock * padded;       // [kKeyBlock, H]
   float* const scores = values + kKeyBlock * padded;     // [kKeyBlock, width]
-  float* const maxima = scores + kKeyBlock * kMaxTileQueries;  // [width], as the next three
+  float* const maxima = scores + kKeyBlock * kMaxTileQueries;  // [width], as the next four
   float* const sums = maxima + kMaxTileQueries;
   float* const rescale = sums + kMaxTileQueries;
-  float* const limits = rescale + kMaxTileQueries;
+  float* const tokens = rescale + kMaxTileQueries;  // of each query, from the tile's first; idle lanes have the last one's
+  float* const slopes = tokens + kMaxTileQueries;
 
   if (tile.first_head == 0) {
     for (int64_t t = 0; t < tile.num_tokens; ++t) AppendToken(a, tile.row, tile.kv_head, tile.first_token + t, lines);
@@ -523,6 +565,10 @@ void PrefillTileOf(const AttentionArgs& a, const PrefillTile& tile, float* scrat
     for (int64_t h = i < num_queries ? dim / kLanes * kLanes : 0; h < padded; h += kLanes) Store(line + h, Zero());
     if (i < num_queries) WidenFrom(a.dtype, a.query, query_offset(i), dim, a.scale, line);
   }
+  for (int64_t i = 0; i < width; ++i) {
+    tokens[i] = static_cast<float>(Min(i, num_queries - 1) / tile.num_heads);
+    slopes[i] = a.alibi_slopes ? a.alibi_slopes[first_head + i % tile.num_heads] : 0.0f;
+  }
   TransposeMatrix(lines, width, padded, query);
   for (int64_t i = 0; i < padded * width; i += kLanes) Store(out + i, Zero());
   for (int64_t i = 0; i < width; i += kLanes) {
@@ -530,28 +576,34 @@ void PrefillTileOf(const AttentionArgs& a, const PrefillTile& tile, float* scrat
     Store(sums + i, Zero());
   }
 
-  const int64_t least_visible = cached + tile.first_token + 1;  // positions that the tile's first token sees
-  const int64_t most_visible = least_visible + tile.num_tokens - 1;
-  for (int64_t begin = 0; begin < most_visible; begin += kKeyBlock) {
-    const int64_t n = Min(kKeyBlock, most_visible - begin);
-    const bool is_masked = begin + n > least_visible;
+  // The tile's first token sees positions [first_begin, first_end), its last one [last_begin, last_end). Every query sees some
+  // of the first block, since windows begin at most a position apart; so its maximum is finite from there on.
+  static_assert(kMaxTileQueries <= kKeyBlock, "no query's window begins after the first block");
+  const int64_t first_position = cached + tile.first_token, last_position = first_position + tile.num_tokens - 1;
+  const int64_t context = a.context_len ? Min(a.context_len[tile.row], cached + a.num_tokens[tile.row]) : 0;
+  const int64_t first_begin = a.window > 0 ? Larger(0, first_position + 1 - a.window) : 0;
+  const int64_t last_begin = a.window > 0 ? Larger(0, last_position + 1 - a.window) : 0;
+  const int64_t first_end = Larger(first_position + 1, context), last_end = Larger(last_position + 1, context);
+  for (int64_t begin = first_begin; begin < last_end; begin += kKeyBlock) {
+    const int64_t n = Min(kKeyBlock, last_end - begin);
+    const bool is_masked = begin + n > first_end;
     PackRows<T>(a, tile.row, tile.kv_head, a.k_cache, a.key, begin, begin + n, keys);
     PackRows<T>(a, tile.row, tile.kv_head, a.v_cache, a.value, begin, begin + n, values);
     Multiply(n, dim, keys, dim, 1, query, width, nullptr, scores);
 
-    if (is_masked) {  // how many of the block's positions each query sees; idle lanes see as many as the last
-      for (int64_t i = 0; i < width; ++i) {
-        limits[i] = static_cast<float>(least_visible + Min(i, num_queries - 1) / tile.num_heads - begin);
-      }
-    }
+    if (a.alibi_slopes) AddSlopes(slopes, tokens, begin - first_position, n, width, scores);
+    if (begin < last_begin) HideBefore(tokens, first_position + 1 - a.window - begin, n, width, scores);
+
+    const Vec causal_end = Broadcast(static_cast<float>(first_position + 1 - begin));
+    const Vec context_end = Broadcast(static_cast<float>(context - begin));
     for (int64_t i = 0; i < width; i += kLanes) {
       const Vec before = Load(maxima + i);
       Vec maximum = before;
       if (is_masked) {
-        const Vec limit = Load(limits + i);
+        const Vec end = Max(Add(causal_end, Load(tokens + i)), context_end);
         for (int64_t s = 0; s < n; ++s) {
           float* const score = scores + s * width + i;
-          const Vec seen = SelectLess(Broadcast(static_cast<float>(s)), limit, Load(score), Broadcast(-kInfinity));
+          const Vec seen = SelectLess(Broadcast(static_cast<float>(s)), end, Load(score), Broadcast(-kInfinity));
           Store(score, seen);
           maximum = Max(maximum, seen);
         }

@@ -9,7 +9,7 @@
 namespace poptransformer {
 
 // Decode, T = 1: one chunk of one key/value head's cache, all of its query heads. Chunks begin at multiples of
-// kDecodeChunk, whatever the thread count and the neighbouring rows, so that a row's result depends on neither.
+// kDecodeChunk or of the window, whatever the thread count and the neighbouring rows, so that a row's result depends on neither.
 constexpr int64_t kDecodeChunk = 256;
 struct DecodeChunk {
   int64_t row, kv_head;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from poptransformer import ops
 from poptransformer.errors import UserError
 from poptransformer.graph import State
@@ -17,7 +19,7 @@ class Attention(BaseLayer):
     """Multi-head or grouped-query self-attention with a KV cache of its own.
 
     Checkpoint keys: those of its Linear layers; a fused projection holds query, key and value rows one after the other:
-    `[(N + 2 * K) * H, D]`. With qk_norm_eps also `q_norm.weight` and `k_norm.weight`: [H].
+    `[(N + 2 * K) * H, D]`. With qk_norm_eps also those of the norms, `q_norm` and `k_norm` unless named otherwise.
 
     Args:
       hidden_size: D.
@@ -29,13 +31,18 @@ class Attention(BaseLayer):
       bias: whether the input projections have one.
       out_bias: whether the output projection has one; None: as the input projections.
       rope: Rope that turns queries and keys, or None for a model with positions elsewhere.
-      qk_norm_eps: None, or the eps of an RMSNorm over each head of the queries and keys, before they turn.
+      qk_norm_eps: None, or the eps of a norm over each head of the queries and keys, before they turn.
+      qk_norm, qk_norm_names: that norm's layer, and its names in the checkpoint.
+      window: tokens that each one sees, itself included; None for the whole row.
+      alibi_slopes: [N], factor on the distance that is added to each head's scores, or None.
+      use_prefix: whether the first tokens.row["context_len"] tokens of a row are visible to all of it.
     """
 
     def __init__(
         self, name, hidden_size, num_heads, num_kv_heads=None, head_dim=None, scale=None,
         qkv=("q_proj", "k_proj", "v_proj"), out="o_proj", bias=True, out_bias=None,
-        rope=None, qk_norm_eps=None,
+        rope=None, qk_norm_eps=None, qk_norm=RMSNorm, qk_norm_names=("q_norm", "k_norm"),
+        window=None, alibi_slopes=None, use_prefix=False,
     ):  # fmt: skip
         super().__init__(name)
         num_kv_heads = num_kv_heads or num_heads
@@ -56,9 +63,11 @@ class Attention(BaseLayer):
         out_bias = bias if out_bias is None else out_bias
         self.out = Linear(f"{name}.{out}", num_heads * self.head_dim, hidden_size, out_bias, shard="row")
         self.rope = rope
+        self.window, self.use_prefix = window, use_prefix
+        self.alibi_slopes = None if alibi_slopes is None else np.asarray(alibi_slopes, np.float32)
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:
-            self.q_norm, self.k_norm = (RMSNorm(f"{name}.{key}", self.head_dim, qk_norm_eps) for key in ("q_norm", "k_norm"))
+            self.q_norm, self.k_norm = (qk_norm(f"{name}.{key}", self.head_dim, qk_norm_eps) for key in qk_norm_names)
         cache_shape = (REGISTER.batch_size, num_kv_heads, REGISTER.max_length, self.head_dim)  # [B, K, S, H]
         self.k_cache = State(f"{name}.k_cache", cache_shape, REGISTER.cache_dtype)
         self.v_cache = State(f"{name}.v_cache", cache_shape, REGISTER.cache_dtype)
@@ -75,5 +84,8 @@ class Attention(BaseLayer):
         mixed, tokens.states[self.k_cache], tokens.states[self.v_cache] = ops.attention(
             query, key, value, tokens.states[self.k_cache], tokens.states[self.v_cache],
             tokens.cache_len, tokens.num_tokens, self.scale,
+            window=self.window,
+            context_len=tokens.row["context_len"] if self.use_prefix else None,
+            alibi_slopes=None if self.alibi_slopes is None else x.graph.constant(self.alibi_slopes),
         )  # fmt: skip
         return self.out(ops.reshape(mixed, (*x.shape[:2], -1)))

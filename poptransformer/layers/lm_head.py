@@ -10,18 +10,21 @@ from poptransformer.layers.base_layer import BaseLayer
 
 
 class LMHead(BaseLayer):
-    """logits = x W^T, float32.
+    """logits = x W^T, or x W^T + b, float32.
 
-    Checkpoint keys: `weight: [vocab_size, hidden_size]`, or none where it is tied to the embedding.
+    Checkpoint keys: `weight: [vocab_size, hidden_size]`, or none where it is tied to the embedding; `bias: [vocab_size]`.
 
     Args:
       tied: the embedding's Parameter to share, or None for a weight of its own.
+      bias: whether there is one.
     """
 
-    def __init__(self, name, hidden_size, vocab_size, tied: Parameter | None = None):
+    def __init__(self, name, hidden_size, vocab_size, tied: Parameter | None = None, bias=False):
         super().__init__(name)
         self.weight = tied or self.parameter("weight", (vocab_size, hidden_size), self.weight_dtype, shard="vocab")
+        self.bias = self.parameter("bias", (vocab_size,), shard="vocab", init="zeros") if bias else None
 
     def forward(self, x):
         """x: [B, T, D] -> [B, T, V] float32."""
-        return ops.linear(x, x.graph.parameter(self.weight), out_dtype=np.float32)
+        bias = x.graph.parameter(self.bias) if self.bias else None
+        return ops.linear(x, x.graph.parameter(self.weight), bias, out_dtype=np.float32)

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
-from poptransformer.errors import UnsupportedError
+from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.models.bloom import Bloom
+from poptransformer.models.chatglm import ChatGLM
+from poptransformer.models.chatglm2 import ChatGLM2
+from poptransformer.models.gemma import Gemma
+from poptransformer.models.glm import GLM
 from poptransformer.models.gpt2 import GPT2
+from poptransformer.models.gpt_neox import GPTNeoX
 from poptransformer.models.llama import Llama
+from poptransformer.models.opt import OPT
+from poptransformer.models.phi import Phi
+
+# Keys that only one generation's config has. All ChatGLM generations have the same model_type.
+CHATGLM_KEYS = ("inner_hidden_size", "max_sequence_length", "position_encoding_2d")
+CHATGLM2_KEYS = ("padded_vocab_size", "ffn_hidden_size", "kv_channels", "seq_length")
+
+
+def find_chatglm(config: dict):
+    """Tell the generations of ChatGLM apart by the keys that only one of them has.
+
+    Raises: UserError if the config has keys of both or of none.
+    """
+    first, later = ([key for key in keys if key in config] for keys in (CHATGLM_KEYS, CHATGLM2_KEYS))
+    if bool(first) == bool(later):
+        what = f"both {', '.join(first)} and {', '.join(later)}" if first else "none of them"
+        raise UserError(
+            f"config.json: model_type='chatglm' is ChatGLM-6B with {', '.join(CHATGLM_KEYS)}, or a later generation with "
+            f"{', '.join(CHATGLM2_KEYS)}; this one has {what}"
+        )
+    return ChatGLM if first else ChatGLM2
+
 
 # Hugging Face `model_type` -> class, or a function of the config that tells classes which share a model_type apart.
-MODELS = {"gpt2": GPT2, "llama": Llama, "mistral": Llama, "qwen2": Llama, "qwen3": Llama}
+MODELS = {
+    "bloom": Bloom,
+    "chatglm": find_chatglm,
+    "gemma": Gemma,
+    "glm": GLM,
+    "gpt2": GPT2,
+    "gpt_neox": GPTNeoX,
+    "llama": Llama,
+    "mistral": Llama,
+    "opt": OPT,
+    "phi": Phi,
+    "qwen2": Llama,
+    "qwen3": Llama,
+}
 
 
 def find_model(config: dict):

@@ -51,3 +51,80 @@ def read_number(config: dict, key: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise UserError(f"config.json: {key}={value!r}: wanted a number of at least 0")
     return value
+
+
+REQUIRED = object()
+
+
+class ConfigReader:
+    """Reads a config.json key by key, and says all that is wrong with it at once when its block ends.
+
+        with ConfigReader(config) as read:
+            return cls(hidden_size=read.size("hidden_size"), is_tied=read.switch("tie_word_embeddings", True))
+
+    Where a value is missing or wrong the methods note it down and return one that lets the block go on.
+    """
+
+    def __init__(self, config: dict):
+        self.config = config
+        self._no_sizes: list[str] = []
+        self._problems: list[str] = []
+
+    def __enter__(self) -> ConfigReader:
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        problems = list(self._problems)
+        if self._no_sizes:
+            problems.insert(0, f"config.json: wanted positive whole numbers for {', '.join(self._no_sizes)}")
+        if problems and (kind is None or issubclass(kind, UserError)):
+            problems += [str(error)] if error else []
+            raise (kind or UserError)("; ".join(problems)) from None
+
+    def problem(self, text: str) -> None:
+        """Note down something that is wrong with the config."""
+        self._problems.append(f"config.json: {text}")
+
+    def size(self, *keys: str, default=REQUIRED) -> int:
+        """A positive whole number under the first of the keys that the file has; null counts as missing.
+
+        Args:
+          keys: names that the size goes by, the one that counts first.
+          default: what stands for a missing one.
+        """
+        key = next((key for key in keys if self.config.get(key) is not None), keys[0])
+        value = self.config.get(key)
+        if value is None and default is not REQUIRED:
+            return default
+        if _is_size(value):
+            return value
+        self._no_sizes.append(f"{key} (missing)" if key not in self.config else f"{key}={value!r}")
+        return 1
+
+    def num_layers(self, *keys: str) -> int:
+        """As `size`, and at most MOST_LAYERS."""
+        value = self.size(*keys)
+        if value > MOST_LAYERS:
+            self.problem(f"{keys[0]}={value} is more than any model has; at most {MOST_LAYERS}")
+            return 1
+        return value
+
+    def switch(self, key: str, default: bool) -> bool:
+        """True or false; `default` where the file has no such key."""
+        return self._try(read_bool, key, default)
+
+    def number(self, key: str, default: float) -> float:
+        """A number of at least 0; `default` where the file has no such key."""
+        return self._try(read_number, key, default)
+
+    def check_multiple(self, key: str, size: int, divisor_key: str, divisor: int) -> None:
+        """Note it down if a size is not a multiple of another; where sizes are wrong already, that is enough."""
+        if not self._no_sizes and size % divisor:
+            self.problem(f"{key}={size} is not a multiple of {divisor_key}={divisor}")
+
+    def _try(self, function, key, default):
+        try:
+            return function(self.config, key, default)
+        except UserError as error:
+            self._problems.append(str(error))
+            return default

@@ -18,9 +18,12 @@ from poptransformer.register import REGISTER
 DEFAULTS = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
-}
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {
+        "max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
+        "head_dim": 128,
+    },
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class LlamaConfig:
     out_bias: bool  # attention_bias; Qwen2 never has it
     mlp_bias: bool
     use_qk_norm: bool  # Qwen3
-    window: int | None  # sliding_window, where some layer has one
+    windows: tuple[int | None, ...]  # tokens that each layer sees (sliding_window), None for the whole row
     rope: RopeScaling  # rope_theta with rope_scaling, or rope_parameters
 
     @property
@@ -84,23 +87,42 @@ class LlamaConfig:
             out_bias=attention_bias,
             mlp_bias=family == "llama" and read_bool(config, "mlp_bias", False),
             use_qk_norm=family == "qwen3",
-            window=_window(config, sizes["num_layers"]),
+            windows=_windows(config, sizes["num_layers"]),
             rope=RopeScaling.from_hf(config, sizes["max_seq_len"]),
         )
 
 
-def _window(config, num_layers):
-    """Tokens that attention looks back, or None where every layer sees the whole row."""
-    if config["model_type"] == "mistral":
-        has_window = True
-    elif config["model_type"] in ("qwen2", "qwen3") and read_bool(config, "use_sliding_window", False):
-        layers = ["sliding_attention"] * (num_layers - config.get("max_window_layers", 28))
-        has_window = "sliding_attention" in (config.get("layer_types") or layers)
-    else:
-        has_window = False
-    if not has_window or config.get("sliding_window", 4096) is None:
-        return None
-    return read_config({"sliding_window": 4096} | config, window="sliding_window")["window"]
+def _windows(config, num_layers):
+    """The window of each layer, None for the whole row.
+
+    layer_types says which layers have one; where it is missing all of Mistral's do, and Qwen's from max_window_layers on.
+    """
+    family = config["model_type"]
+    use_windows = family == "mistral" or family in ("qwen2", "qwen3") and read_bool(config, "use_sliding_window", False)
+    has_window = use_windows and config["sliding_window"] is not None
+    window = read_config(config, window="sliding_window")["window"] if has_window else None
+    kinds = config.get("layer_types")
+    if family == "llama" or kinds is None:
+        first = _max_window_layers(config) if use_windows and family != "mistral" else 0
+        return tuple(window if i >= first else None for i in range(num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise UserError(f"config.json: layer_types={kinds!r}: wanted a list with one kind for each of {num_layers} layers")
+    others = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    if others:
+        raise UnsupportedError(
+            f"config.json: layer_types has {others[0]!r}, which is not supported; there are full_attention, sliding_attention"
+        )
+    if "sliding_attention" in kinds and not has_window:
+        why = "sliding_window is null" if use_windows else "use_sliding_window is not true"
+        raise UserError(f"config.json: layer_types has sliding_attention, but {why}; change one of them")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _max_window_layers(config):
+    first = config["max_window_layers"]
+    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+        raise UserError(f"config.json: max_window_layers={first!r}: wanted a whole number of at least 0")
+    return first
 
 
 class LlamaBlock(BaseLayer):
@@ -110,13 +132,13 @@ class LlamaBlock(BaseLayer):
     `post_attention_layernorm`, `mlp.{gate,up,down}_proj`.
     """
 
-    def __init__(self, name, config: LlamaConfig, rope: Rope):
+    def __init__(self, name, config: LlamaConfig, rope: Rope, window: int | None):
         super().__init__(name)
         self.input_norm = RMSNorm(f"{name}.input_layernorm", config.hidden_size, config.norm_eps)
         self.attention = Attention(
             f"{name}.self_attn", config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
             bias=config.qkv_bias, out_bias=config.out_bias, rope=rope,
-            qk_norm_eps=config.norm_eps if config.use_qk_norm else None,
+            qk_norm_eps=config.norm_eps if config.use_qk_norm else None, window=window,
         )  # fmt: skip
         self.post_attention_norm = RMSNorm(f"{name}.post_attention_layernorm", config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(
@@ -138,14 +160,9 @@ class Llama(DecoderModel):
 
     def __init__(self, config: LlamaConfig):
         super().__init__("model", config)
-        if config.window is not None and config.window < REGISTER.max_length:
-            raise UnsupportedError(
-                f"sliding_window={config.window} is not supported for rows that outgrow it; max_length is "
-                f"{REGISTER.max_length}: set max_length to at most {config.window}, where the window changes nothing"
-            )
         rope = config.rope.rope(config.head_dim, REGISTER.max_length)
         self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, shard="vocab")
-        self.blocks = [LlamaBlock(f"model.layers.{i}", config, rope) for i in range(config.num_layers)]
+        self.blocks = [LlamaBlock(f"model.layers.{i}", config, rope, window) for i, window in enumerate(config.windows)]
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.norm_eps)
         tied = self.token_embedding.weight if config.is_tied else None
         self.lm_head = LMHead("lm_head", config.hidden_size, config.vocab_size, tied)

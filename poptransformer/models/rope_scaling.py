@@ -39,6 +39,7 @@ class RopeScaling:
       original_length: positions that the model learnt before it was stretched (llama3, yarn).
       numbers: the kind's own settings, under their keys in the file.
       is_truncated: whether yarn rounds the ends of its ramp (HF: truncate).
+      rotary_share: share of a head's features, the leading ones, that turn (HF: partial_rotary_factor).
     """
 
     kind: str
@@ -47,13 +48,17 @@ class RopeScaling:
     original_length: int
     numbers: dict[str, float | list[float] | None]
     is_truncated: bool = True
+    rotary_share: float = 1.0
 
     @classmethod
-    def from_hf(cls, config: dict, max_seq_len: int) -> RopeScaling:
+    def from_hf(cls, config: dict, max_seq_len: int, default_share: float | None = None) -> RopeScaling:
         """Read a config.json, with keys of before transformers 5 (rope_theta, rope_scaling) or since (rope_parameters).
 
-        Raises: UnsupportedError for a type that is not known, or features that turn in part or differ by layer; UserError
-          for keys that are missing or no numbers.
+        Args:
+          default_share: for a family whose heads turn in part, the share of features that turns where the file has no
+            partial_rotary_factor; None for one whose heads turn whole.
+        Raises: UnsupportedError for a type that is not known, features that turn in part where the family's don't, or
+          settings that differ by layer; UserError for keys that are missing or no numbers.
         """
         given = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if not isinstance(given, dict):
@@ -63,8 +68,13 @@ class RopeScaling:
         kind = given.get("rope_type", given.get("type", "default"))
         if not isinstance(kind, str) or kind not in KINDS:
             raise UnsupportedError(f"config.json: rope_scaling of type {kind!r} is not supported; there are {', '.join(KINDS)}")
-        if any(source.get("partial_rotary_factor", 1) not in (1, None) for source in (given, config)):
+        shares = [source["partial_rotary_factor"] for source in (given, config)
+                  if source.get("partial_rotary_factor") is not None]  # fmt: skip
+        if default_share is None and any(share != 1 for share in shares):
             raise UnsupportedError("config.json: partial_rotary_factor is not supported for this family; every feature turns")
+        share = next(iter(shares), default_share or 1)
+        if not _is_positive(share, False) or share > 1:
+            raise UserError(f"config.json: partial_rotary_factor={share!r}: wanted a number above 0, at most 1")
         theta = given.get("rope_theta", config.get("rope_theta", 10000.0))
         original = next(
             (source["original_max_position_embeddings"] for source in (config, given)
@@ -79,19 +89,22 @@ class RopeScaling:
         wrong = [f"{key}={value!r}" for key, value in checked.items() if not _is_positive(value, key in optional)]
         if wrong:
             raise UserError(f"config.json: rope_scaling of type {kind!r}: wanted positive numbers for {', '.join(wrong)}")
-        return cls(kind, theta, max_seq_len, original, numbers, read_bool(given, "truncate", True))
+        return cls(kind, theta, max_seq_len, original, numbers, read_bool(given, "truncate", True), share)
 
     def rope(self, head_dim: int, max_length: int) -> Rope:
         """Frequencies for heads of `head_dim` features, in rows of up to `max_length` positions.
 
-        Raises: UserError if head_dim is odd; UnsupportedError for dynamic scaling beyond max_position_embeddings.
+        Raises: UserError if an odd number of features would turn, or none; UnsupportedError for dynamic scaling beyond
+          max_position_embeddings.
         """
-        if head_dim % 2:
-            raise UserError(f"head_dim={head_dim}: rotary positions turn pairs of features, so it must be even")
+        rotary_dim = int(head_dim * self.rotary_share)
+        if rotary_dim % 2 or not rotary_dim:
+            what = "it" if self.rotary_share == 1 else f"its share of {self.rotary_share}, which is {rotary_dim},"
+            raise UserError(f"head_dim={head_dim}: rotary positions turn pairs of features, so {what} must be even")
         if self.kind == "dynamic" and max_length > self.max_seq_len:
             raise UnsupportedError(f"max_length={max_length}: {self.why_not_longer}; set at most {self.max_seq_len}")
         # As transformers does: in float32 from the exponents on, so that long texts turn by the same angles.
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
         inv_freq = np.float32(1) / np.float32(self.theta) ** exponents
         if self.kind == "linear":
             return Rope(inv_freq / np.float32(self.numbers["factor"]))
@@ -119,15 +132,15 @@ class RopeScaling:
 
     def _yarn(self, inv_freq, factor):
         """Slow pairs are divided by the factor, fast ones stay, a ramp between. Source: Peng et al. 2023, arXiv:2309.00071."""
-        head_dim = 2 * len(inv_freq)
+        rotary_dim = 2 * len(inv_freq)
 
         def pair_with(num_turns):  # index of the pair that turns so often over the original length
-            return head_dim * math.log(self.original_length / (num_turns * 2 * math.pi)) / (2 * math.log(self.theta))
+            return rotary_dim * math.log(self.original_length / (num_turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
         low, high = pair_with(self.numbers["beta_fast"]), pair_with(self.numbers["beta_slow"])
         if self.is_truncated:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
+        low, high = max(low, 0), min(high, rotary_dim - 1)
         high = high + 0.001 if low == high else high
         slowness = np.clip((np.arange(len(inv_freq), dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
         return inv_freq / np.float32(factor) * slowness + inv_freq * (1 - slowness)

@@ -29,9 +29,14 @@ TOLERANCE = {"float32": (2e-5, 2e-6), "bfloat16": (2**-8, 1e-5), "float16": (2**
 
 
 class Problem:
-    """Random inputs. Cache positions past cache_len hold NaN: nobody may read them."""
+    """Random inputs. What nobody may read is NaN or infinite: padding, cache positions past cache_len, and those that no
+    query's window reaches.
+    """
 
-    def __init__(self, cache_len, num_tokens, *, T, S, N, K, H, dtype="float32", cache_dtype="float32", seed=0):
+    def __init__(
+        self, cache_len, num_tokens, *, T, S, N, K, H, dtype="float32", cache_dtype="float32", seed=0,
+        window=None, context_len=None, alibi_slopes=None,
+    ):  # fmt: skip
         rng = np.random.default_rng(seed)
         B = len(cache_len)
         self.dtype = dtype
@@ -43,20 +48,30 @@ class Problem:
         )
         self.cache_len, self.num_tokens = np.array(cache_len, np.int32), np.array(num_tokens, np.int32)
         for b, begin in enumerate(cache_len):
-            self.k_cache[b, :, begin:] = np.nan
-            self.v_cache[b, :, begin:] = np.nan
-        self.scale = H**-0.5
+            unseen = [slice(begin, None), slice(0, max(0, begin + 1 - window) if window else 0)]
+            for positions in unseen:
+                self.k_cache[b, :, positions] = np.nan
+                self.v_cache[b, :, positions] = -np.inf
+            for new in (self.query, self.key, self.value):
+                new[b, num_tokens[b] :] = np.nan
+        self.scale, self.window = H**-0.5, window
+        self.options = {"context_len": context_len and np.array(context_len, np.int32), "alibi_slopes": alibi_slopes}
 
     def inputs(self):
         return self.query, self.key, self.value, self.k_cache, self.v_cache, self.cache_len, self.num_tokens
 
     def run(self):
-        return [np.asarray(result) for result in kernel(*self.inputs(), scale=self.scale)]
+        return [np.asarray(result) for result in self.run_kernel(*self.inputs())]
+
+    def run_kernel(self, *inputs):
+        return kernel(*inputs, scale=self.scale, window=self.window, **self.options)
 
     def check(self, results=None):
         out, k_cache, v_cache = self.run() if results is None else results
         wide = self.query.astype(np.float64)
-        wanted, wanted_k, wanted_v = attention_reference(wide, *self.inputs()[1:], self.scale)
+        wanted, wanted_k, wanted_v = attention_reference(
+            wide, *self.inputs()[1:], scale=self.scale, window=self.window, **self.options
+        )
         assert out.shape == self.query.shape and out.dtype == self.query.dtype
         rtol, atol = TOLERANCE[self.dtype]
         np.testing.assert_allclose(out.astype(np.float64), wanted, rtol=rtol, atol=atol)
@@ -65,7 +80,12 @@ class Problem:
         return out
 
 
-kernel = jax.jit(custom_ops.attention, static_argnames="scale")
+kernel = jax.jit(custom_ops.attention, static_argnames=("scale", "window"))
+
+
+def slopes_of(N):
+    """From 1 down to 2^-8, as models have them."""
+    return np.exp2(-8 * np.arange(N) / max(1, N - 1)).astype(np.float32)
 
 
 def assert_same_bits(actual, wanted):
@@ -107,6 +127,51 @@ def test_prefill_lengths(T, cache_len):
     assert not out[1, T - 1 :].any() and not out[2, T // 2 :].any()
 
 
+@pytest.mark.parametrize("window", [1, 2, 17, 255, 256, 257, 5000])
+def test_windows_in_decode(window):
+    """Windows that begin before, at and after the border of a chunk, or before the row; what they leave out is NaN."""
+    Problem([700, 0, 511, 512, 255, 256], [1] * 6, T=1, S=701, N=4, K=2, H=24, window=window).check()
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 96, 97, 5000])
+def test_windows_in_prefill(window):
+    """Windows around tiles of queries and blocks of keys, in rows with and without a past."""
+    Problem([0, 240, 40], [150, 7, 149], T=150, S=250, N=4, K=2, H=24, window=window).check()
+
+
+@pytest.mark.parametrize("T", [1, 150])
+def test_contexts(T):
+    """None, one token, a part, all of it, more than there is, a negative number; with and without a past."""
+    context_len = [0, 1, 70, 150, 9999, -5, 20, 75, 100]
+    Problem([0] * 6 + [30] * 3, [T] * 8 + [0], T=T, S=180, N=2, K=1, H=24, context_len=context_len).check()
+
+
+def test_a_context_spans_calls_only_backwards():
+    """A second call sees the first one's tokens, which could not see it: the context must come in one piece for that."""
+    whole = Problem([0], [20], T=20, S=20, N=2, K=1, H=8, context_len=[20])
+    wanted, *caches = whole.run()
+    first = whole.run_kernel(*(x[:, :10] for x in whole.inputs()[:3]), *whole.inputs()[3:6], np.int32([10]))
+    rest = whole.run_kernel(*(x[:, 10:] for x in whole.inputs()[:3]), *first[1:], np.int32([10]), np.int32([10]))
+    np.testing.assert_allclose(rest[0], wanted[:, 10:], rtol=2e-5, atol=2e-6)
+    assert np.abs(first[0] - wanted[:, :10]).max() > 1e-2
+    for cache, wanted_cache in zip(rest[1:], caches, strict=True):
+        assert_same_bits(np.asarray(cache), wanted_cache)
+
+
+@pytest.mark.parametrize("N, K", [(1, 1), (3, 3), (6, 2), (7, 1), (71, 1)])
+@pytest.mark.parametrize("T", [1, 70])
+def test_slopes(N, K, T):
+    Problem([40, 3], [T, T - 1], T=T, S=110, N=N, K=K, H=20, alibi_slopes=slopes_of(N)).check()
+
+
+@pytest.mark.parametrize("dtype, cache_dtype", [(dtype, cache_dtype) for dtype in DTYPES for cache_dtype in DTYPES])
+def test_dtypes_with_options(dtype, cache_dtype):
+    sizes = {"S": 40, "N": 4, "K": 2, "H": 17, "dtype": dtype, "cache_dtype": cache_dtype, "alibi_slopes": slopes_of(4)}
+    for T in (1, 7):
+        Problem([30, 0, 9], [T, 1, T - 1], T=T, window=5, **sizes).check()
+        Problem([30, 0, 9], [T, 1, T - 1], T=T, context_len=[33, 1, 40], **sizes).check()
+
+
 @pytest.mark.parametrize("T", [1, 4])
 def test_rows_without_tokens(T):
     out = Problem([6, 0, 8], [0, 0, T], T=T, S=12, N=2, K=1, H=8).check()
@@ -130,8 +195,9 @@ def test_scores_of_every_size():
         problem.check()
 
 
-def test_chunked_prefill_then_decode_equals_whole():
-    whole = Problem([0, 0], [150, 140], T=150, S=160, N=6, K=3, H=40, cache_dtype="bfloat16")
+@pytest.mark.parametrize("options", [{}, {"window": 1}, {"window": 50, "alibi_slopes": slopes_of(6)}])
+def test_chunked_prefill_then_decode_equals_whole(options):
+    whole = Problem([0, 0], [150, 140], T=150, S=160, N=6, K=3, H=40, cache_dtype="bfloat16", **options)
     wanted, wanted_k, wanted_v = whole.run()
     k_cache, v_cache = whole.k_cache, whole.v_cache
     lengths = np.zeros(2, np.int32)
@@ -139,7 +205,7 @@ def test_chunked_prefill_then_decode_equals_whole():
     for begin, end in ((0, 70), (70, 71), (71, 148), (148, 149), (149, 150)):
         num_tokens = np.clip(whole.num_tokens - begin, 0, end - begin).astype(np.int32)
         new = (x[:, begin:end] for x in (whole.query, whole.key, whole.value))
-        out, k_cache, v_cache = kernel(*new, k_cache, v_cache, lengths, num_tokens, scale=whole.scale)
+        out, k_cache, v_cache = whole.run_kernel(*new, k_cache, v_cache, lengths, num_tokens)
         lengths += num_tokens
         pieces.append(out)
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), wanted, rtol=2e-5, atol=2e-6)
@@ -148,13 +214,14 @@ def test_chunked_prefill_then_decode_equals_whole():
 
 
 @pytest.mark.parametrize("T", [1, 6])
-def test_rows_do_not_depend_on_their_neighbours(T):
+@pytest.mark.parametrize("window", [None, 300])
+def test_rows_do_not_depend_on_their_neighbours(T, window):
     """Bit for bit: the same prompt gives the same tokens alone and in a batch."""
-    together = Problem([700, 3, 290], [T, T, T], T=T, S=720, N=4, K=2, H=64)
+    together = Problem([700, 3, 290], [T, T, T], T=T, S=720, N=4, K=2, H=64, window=window)
     out = together.run()[0]
     for b in range(3):
         alone = [x[b : b + 1] for x in together.inputs()]
-        assert_same_bits(np.asarray(kernel(*alone, scale=together.scale)[0]), out[b : b + 1])
+        assert_same_bits(np.asarray(together.run_kernel(*alone)[0]), out[b : b + 1])
 
 
 @settings(max_examples=40, deadline=None)
@@ -169,7 +236,13 @@ def test_any_shape(data):
     lengths = [(cache_len, min(num_tokens, S - cache_len)) for cache_len, num_tokens in rows]
     dtype, cache_dtype = (data.draw(st.sampled_from(list(DTYPES)), name) for name in ("dtype", "cache_dtype"))
     cache_len, num_tokens = zip(*lengths, strict=True)
-    Problem(cache_len, num_tokens, T=T, S=S, N=N, K=K, H=H, dtype=dtype, cache_dtype=cache_dtype).check()
+    kind = data.draw(st.sampled_from(["window", "context", "neither"]), "kind")
+    options = {"alibi_slopes": slopes_of(N) if data.draw(st.booleans(), "slopes") else None}
+    if kind == "window":
+        options["window"] = data.draw(st.sampled_from([1, 2, 31, 200, 2**31]), "window")
+    elif kind == "context":
+        options["context_len"] = [data.draw(st.integers(-1, S + 1), "context_len") for _ in rows]
+    Problem(cache_len, num_tokens, T=T, S=S, N=N, K=K, H=H, dtype=dtype, cache_dtype=cache_dtype, **options).check()
 
 
 @pytest.mark.parametrize("cache_len, num_tokens", [([0, 31], [2, 2]), ([0, -1], [2, 1]), ([0, 4], [2, -1]), ([0, 4], [2, 3])])
@@ -188,9 +261,9 @@ def test_shapes_and_dtypes_that_do_not_fit():
     def error_of(**changes):
         problem = Problem([1], [1], T=1, S=4, N=2, K=1, H=8)
         names = ("query", "key", "value", "k_cache", "v_cache", "cache_len", "num_tokens")
-        inputs = dict(zip(names, problem.inputs(), strict=True))
+        inputs = dict(zip(names, problem.inputs(), strict=True)) | {"scale": 1.0}
         with pytest.raises(Exception) as caught:
-            jax.block_until_ready(kernel(**inputs | changes, scale=1.0))
+            jax.block_until_ready(kernel(**inputs | changes))
         return str(caught.value)
 
     assert "attention: value has shape [1, 1, 1, 7]" in error_of(value=np.zeros((1, 1, 1, 7), np.float32))
@@ -205,6 +278,9 @@ def test_shapes_and_dtypes_that_do_not_fit():
     )
     assert "query, key, value and out must have one dtype" in error_of(key=np.zeros((1, 1, 1, 8), np.float16))
     assert "must be float32, bfloat16 or float16" in error_of(query=np.zeros((1, 1, 2, 8), np.int32))
+    assert "attention: context_len has shape [2], not [1] or [0]" in error_of(context_len=np.zeros(2, np.int32))
+    assert "attention: alibi_slopes has shape [1], not [2] or [0]" in error_of(alibi_slopes=np.zeros(1, np.float32))
+    assert "attention: window is -1, not positive, or 0 for none" in error_of(window=-1)
 
 
 def test_donated_caches_are_updated_in_place_by_a_loop():

@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 
 pytest.importorskip("hydra", reason="needs hydra-core: pip install -r requirements.txt")
 
-TINY = "model.hf_model_name=tests/golden/llama-tiny"
+TINY = "model.hf_model_name=tests/golden/llama"
 
 
 def run(*overrides, status=0):

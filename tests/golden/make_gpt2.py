@@ -1,6 +1,6 @@
 """Make the tiny GPT-2 and the expected numbers that tests compare with, by Hugging Face transformers in float32.
 
-    python tests/golden/make_gpt2.py             writes gpt2-tiny/ and gpt2.json beside this file
+    python tests/golden/make_gpt2.py             writes gpt2/ and gpt2.json beside this file
     python tests/golden/make_gpt2.py --check     compares instead of writing
 
 The same versions give the same bytes; other versions should pass --check. Needs torch and transformers.
@@ -112,7 +112,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
-        tiny = pathlib.Path(scratch) if is_check else FOLDER / "gpt2-tiny"
+        tiny = pathlib.Path(scratch) if is_check else FOLDER / "gpt2"
         make_tiny(tiny)
         tokenizer = transformers.AutoTokenizer.from_pretrained(POCKET)
         pocket, tiny_model = load(POCKET), load(tiny)
@@ -136,7 +136,7 @@ def main():
             return
         wanted = json.loads((FOLDER / "gpt2.json").read_text(encoding="utf-8"))
         compare(made, wanted)
-        old = load(FOLDER / "gpt2-tiny").state_dict()
+        old = load(FOLDER / "gpt2").state_dict()
         for name, weight in tiny_model.state_dict().items():
             np.testing.assert_array_equal(old[name].numpy(), weight.numpy(), err_msg=name)
     print("the same")

@@ -1,6 +1,6 @@
 """Make the tiny Llama and the expected numbers that tests compare with, by Hugging Face transformers in float32.
 
-    python tests/golden/make_llama.py             writes llama-tiny/ and llama.json beside this file
+    python tests/golden/make_llama.py             writes llama/ and llama.json beside this file
     python tests/golden/make_llama.py --check     compares instead of writing
 
 The same versions give the same bytes; other versions should pass --check. Needs torch and transformers.
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import transformers
 from make_gpt2 import FOLDER, expected, to_json
+from tiny import write_tokenizer
 
 # No size is a multiple of a vector register; head_dim is not hidden_size / num_attention_heads; rows outgrow the original
 # length, where llama3's scaling matters; both eos ids count.
@@ -67,6 +68,7 @@ def make_tiny(folder):
     model.generation_config = transformers.GenerationConfig(bos_token_id=260, eos_token_id=[261, 262])
     model.save_pretrained(folder)
     folder.joinpath("model.safetensors").chmod(0o644)
+    write_tokenizer(folder, use_bos=True)
 
 
 def load(folder):
@@ -79,7 +81,7 @@ def main():
     is_check = parser.parse_args().check
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch) if is_check else FOLDER / "llama-tiny"
+        folder = pathlib.Path(scratch) if is_check else FOLDER / "llama"
         make_tiny(folder)
         model = load(folder)
         made = {
@@ -99,7 +101,7 @@ def main():
         for new, old in zip(made["cases"], wanted["cases"], strict=True):
             assert new["prompt"] == old["prompt"] and new["greedy"] == old["greedy"], old["prompt"]
             np.testing.assert_allclose(new["logits"], old["logits"], rtol=1e-5, atol=2e-5)
-        old = load(FOLDER / "llama-tiny").state_dict()
+        old = load(FOLDER / "llama").state_dict()
         for name, weight in model.state_dict().items():
             np.testing.assert_array_equal(old[name].numpy(), weight.numpy(), err_msg=name)
     print("the same")

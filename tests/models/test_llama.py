@@ -34,7 +34,7 @@ FLOAT32_OF_VARIANTS = {"rtol": 1e-5, "atol": 1.2e-4}
 @pytest.fixture(scope="session")
 def tiny():
     """Folder of the random Llama: vocabulary 263, 67 positions of which llama3's scaling learnt 19, BOS 260, EOS 261, 262."""
-    return REPOSITORY / "tests" / "golden" / "llama-tiny"
+    return REPOSITORY / "tests" / "golden" / "llama"
 
 
 # ---- golden numbers
@@ -141,6 +141,11 @@ def old_keys(kind, **settings):
     return {"rope_theta": 300.0, "rope_scaling": {"type": kind} | settings}
 
 
+def windows(size):
+    return {"use_sliding_window": True, "sliding_window": size}
+
+
+LAYER_TYPES = {"layer_types": ["sliding_attention", "full_attention"]}
 VARIANTS = {
     "plain": {},
     "gqa": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 6},
@@ -160,10 +165,11 @@ VARIANTS = {
     "yarn, old keys": old_keys("yarn", **YARN),
     "yarn, attention_factor": new_keys("yarn", **YARN, attention_factor=1.4, truncate=False),
     "mistral": {"model_type": "mistral", "num_key_value_heads": 1, "sliding_window": None},
-    "mistral, wide window": {"model_type": "mistral", "sliding_window": 61, "head_dim": 12},
+    "mistral, window": {"model_type": "mistral", "sliding_window": 7, "head_dim": 12},
+    "mistral, layer_types": {"model_type": "mistral", "sliding_window": 5, "head_dim": 10} | LAYER_TYPES,
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1, "sliding_window": 8, "use_sliding_window": False},
-    "qwen2, tied": {"model_type": "qwen2", "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 8},
-    "qwen3": {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 8},
+    "qwen2, tied, window": {"model_type": "qwen2", "tie_word_embeddings": True, "max_window_layers": 1} | windows(8),
+    "qwen3, layer_types": {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 8} | windows(17) | LAYER_TYPES,
     "qwen3, biases and yarn": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True} | new_keys("yarn", **YARN),
 }
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 131, 61)]
@@ -214,6 +220,15 @@ def test_variants_live(variant, name, engine):
             assert len(out.token_ids) == 12
             best = hugging_face(prompt + out.token_ids)[len(prompt) - 1 : -1].argmax(-1)
             assert out.token_ids == best.tolist()
+
+
+@pytest.mark.parametrize("name", ["mistral, window", "qwen3, layer_types"])
+def test_windows_in_chunks(variant, name, monkeypatch):
+    """Chunks of 16: a window that lies within one, and one that reaches over two borders."""
+    folder, hugging_face = variant(name)
+    with Session(folder) as session:
+        monkeypatch.setattr("poptransformer.generation.wave.MAX_BUCKET", 16)
+        assert_close(session.logits(IDS), hugging_face(IDS), **FLOAT32_OF_VARIANTS)
 
 
 # ---- files
@@ -286,11 +301,8 @@ def test_all_problems_of_weights_in_one_message(write):
         ({"pretraining_tp": 2}, "pretraining_tp=2 is not supported"),
         ({"hidden_act": "mish"}, "activation 'mish' is not supported; there are gelu"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures=['LlamaForSequenceClassification']"),
-        ({"model_type": "mistral", "sliding_window": 60}, "sliding_window=60 is not supported for rows that outgrow it; "
-         "max_length is 61: set max_length to at most 60"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, "sliding_window=9"),
-        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 9, "head_dim": 4,
-          "layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=9"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "chunked_attention"]},
+         "layer_types has 'chunked_attention', which is not supported; there are full_attention, sliding_attention"),
     ],
 )  # fmt: skip
 def test_unsupported_configs(change, message):
@@ -306,14 +318,45 @@ def test_unsupported_configs(change, message):
         ({"head_dim": 7}, "head_dim=7: rotary positions turn pairs of features, so it must be even"),
         ({"head_dim": 0, "num_key_value_heads": "3"}, "wanted positive whole numbers for num_key_value_heads='3', head_dim=0"),
         ({"model_type": "mistral", "sliding_window": -1}, "wanted positive whole numbers for sliding_window=-1"),
+        ({"model_type": "qwen2", "max_window_layers": 0} | windows("4k"), "whole numbers for sliding_window='4k'"),
+        ({"model_type": "qwen2", "max_window_layers": "28"} | windows(9), "max_window_layers='28': wanted a whole number of at "
+         "least 0"),
+        ({"model_type": "qwen3", "max_window_layers": None} | windows(9), "max_window_layers=None: wanted a whole number"),
+        ({"model_type": "qwen3", "max_window_layers": -1} | windows(9), "max_window_layers=-1: wanted a whole number"),
+        ({"model_type": "mistral", "layer_types": "sliding_attention"}, "layer_types='sliding_attention': wanted a list"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types=['full_attention']: wanted a list with one "
+         "kind for each of 2 layers"),
+        ({"model_type": "qwen2"} | LAYER_TYPES, "has sliding_attention, but use_sliding_window is not true; change one"),
+        ({"model_type": "mistral", "sliding_window": None} | LAYER_TYPES, "sliding_attention, but sliding_window is null; "),
         ({"attention_bias": "no"}, "attention_bias='no': wanted true or false"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small': wanted a number of at least 0"),
         ({"rope_scaling": {"type": "linear"}}, "wanted positive numbers for factor=None"),
     ],
-)
+)  # fmt: skip
 def test_configs_that_make_no_sense(change, message):
     with pytest.raises(UserError, match=re.escape(message)):
         Session(BASE | change, random_weights=True, backend="reference")
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "mistral", "sliding_window": 5, "use_sliding_window": False}, (5, 5)),
+        ({"model_type": "mistral", "sliding_window": 5} | LAYER_TYPES, (5, None)),
+        ({"model_type": "qwen2"} | windows(5), (None, None)),  # max_window_layers is 28
+        ({"model_type": "qwen2", "max_window_layers": 1} | windows(5), (None, 5)),
+        ({"model_type": "qwen3", "max_window_layers": 0} | windows(5), (5, 5)),
+        ({"model_type": "qwen3", "max_window_layers": 0, "use_sliding_window": True}, (4096, 4096)),
+        ({"model_type": "qwen3", "max_window_layers": 0} | windows(None), (None, None)),
+        ({"model_type": "qwen3", "max_window_layers": "no matter"} | windows(5) | LAYER_TYPES, (5, None)),
+        ({"model_type": "qwen2", "max_window_layers": "no matter", "sliding_window": "no matter"}, (None, None)),
+        ({"model_type": "llama"} | windows(5) | LAYER_TYPES, (None, None)),
+    ],
+)
+def test_windows_of_configs(change, wanted):
+    config = BASE | change
+    assert find_model(config).config_class.from_hf(config).windows == wanted
 
 
 def test_missing_keys_are_named_together():
@@ -352,7 +395,7 @@ def test_defaults_of_a_short_config():
     }  # fmt: skip
     assert [config.head_dim for config in configs.values()] == [2, 2, 2, 128]
     assert [config.max_seq_len for config in configs.values()] == [2048, 131072, 32768, 32768]
-    assert [config.window for config in configs.values()] == [None, 4096, None, None]
+    assert [set(config.windows) for config in configs.values()] == [{None}, {4096}, {None}, {None}]
     assert [config.qkv_bias for config in configs.values()] == [False, False, True, False]
     for config in configs.values():
         assert (config.activation, config.norm_eps, config.rope.kind, config.rope.theta) == ("silu", 1e-6, "default", 1e4)

@@ -19,8 +19,14 @@ def make_engine(name):
     return reference() if name == "reference" else xla(custom_ops=name == "custom_ops")
 
 
-def attend(scale=0.3):
-    return lambda **values: ops.attention(*(values[name] for name in NAMES), scale)
+def attend(scale=0.3, window=None):
+    """A function of the op's inputs by name; context_len and alibi_slopes may be among them."""
+
+    def build(**values):
+        required = [values.pop(name) for name in NAMES]
+        return ops.attention(*required, scale, window=window, **values)
+
+    return build
 
 
 def problem(B=2, T=3, S=8, N=4, K=2, H=5, *, cache_len=(0, 0), num_tokens=None, dtype=f32, cache_dtype=f32, seed=0):
@@ -108,6 +114,60 @@ def test_any_shape(custom_ops, data):
         assert_close(result, expected, atol=5e-6)
 
 
+OPTIONS = {
+    "window 1": {"window": 1},
+    "window 3": {"window": 3},
+    "wide window": {"window": 2**40},
+    "context": {"context_len": [0, 17, 7, 0, 999, -3]},
+    "slopes": {"alibi_slopes": [0.5, 0.25, 0, -1, 2**-8, 3]},
+    "slopes and window": {"alibi_slopes": [0.5, 0.25, 0, -1, 2**-8, 3], "window": 4},
+    "slopes and context": {"alibi_slopes": [0.5, 0.25, 0, -1, 2**-8, 3], "context_len": [2, 9, 12, 4, 1, 17]},
+}
+
+
+def with_options(arrays, window=None, context_len=None, alibi_slopes=None):
+    """(arrays with those of the options, window)"""
+    if context_len is not None:
+        arrays = arrays | {"context_len": np.array(context_len, i32)}
+    if alibi_slopes is not None:
+        arrays = arrays | {"alibi_slopes": np.array(alibi_slopes, f32)}
+    return arrays, window
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_reference_equals_a_formula_with_options(options):
+    """Everything in one einsum with mask and bias spelt out, in float64, for rows that are new or have a past."""
+    B, T, S, N, K = 6, 7, 17, 6, 2
+    cache_len, num_tokens = [0, 10, 3, 5, 0, 9], [7, 7, 4, 0, 6, 1]
+    arrays = problem(B, T, S, N, K, 3, cache_len=cache_len, num_tokens=num_tokens, dtype=np.float64, cache_dtype=np.float64)
+    arrays, window = with_options(arrays, **OPTIONS[options])
+    out, k_cache, v_cache = attention_reference(**arrays, scale=0.3, window=window)
+    slopes = np.float64(OPTIONS[options].get("alibi_slopes", [0] * N))
+    context_len = OPTIONS[options].get("context_len", [0] * B)
+    for b in range(B):
+        p, s = cache_len[b] + np.arange(num_tokens[b])[:, None], np.arange(S)[None]
+        visible = ((s <= p) | (s < context_len[b])) & (p - s < (window or S)) & (s < cache_len[b] + num_tokens[b])
+        keys, values = (np.repeat(cache[b], N // K, axis=0) for cache in (k_cache, v_cache))  # [N, S, H]
+        scores = 0.3 * np.einsum("tnh,nsh->nts", arrays["query"][b, : num_tokens[b]], keys)
+        weights = np.exp(np.where(visible, scores + slopes[:, None, None] * (s - p), -np.inf))
+        wanted = np.einsum("nts,nsh->tnh", weights / weights.sum(-1, keepdims=True), values)
+        assert_close(out[b, : num_tokens[b]], wanted)
+        assert not out[b, num_tokens[b] :].any()
+
+
+@pytest.mark.parametrize("custom_ops", [False, True])
+@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_lowerings_equal_the_reference_with_options(options, T, custom_ops):
+    cache_len, num_tokens = [0, 17 - T, 3, 5, 0, 9], [T, T, (T + 1) // 2, 0, T, 1]
+    arrays, window = with_options(problem(6, T, 17, 6, 2, 5, cache_len=cache_len, num_tokens=num_tokens), **OPTIONS[options])
+    build = attend(window=window)
+    wanted, actual = run_op(reference(), build, **arrays), run_op(xla(custom_ops), build, **arrays)
+    assert_close(actual[0], wanted[0], 1e-5, 5e-6)
+    for result, expected in zip(actual[1:], wanted[1:], strict=True):
+        assert_close(result, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("T, S", [(1, 1), (1, 6), (4, 6), (8, 6)])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_padding_writes_nothing_anywhere(engine, T, S):
@@ -168,6 +228,22 @@ def test_properties(engine):
     assert_close(second["1"], k_cache, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("bad", ["key", "value"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_not_finite_stays_in_its_row(engine, bad):
+    """Who sees it is told; neither other rows nor the prompt that has the cache next are touched."""
+    arrays = problem(2, 4, 6, 2, 1, 3, cache_len=[0, 0])
+    run = compiled(make_engine(engine), attend(), **arrays)
+    wanted = run(**arrays)["0"]
+    arrays[bad][0, 2] = [np.inf, np.nan, -np.inf]
+    with np.errstate(invalid="ignore"):
+        out, k_cache, v_cache = run(**arrays).values()
+    assert_close(out[1], wanted[1], rtol=0, atol=0)
+    assert not np.isfinite(out[0, 2:]).all(axis=-1).any()
+    arrays |= {"k_cache": k_cache, "v_cache": v_cache, "num_tokens": np.array([2, 4], i32)}
+    assert_close(run(**arrays)["0"][0, :2], wanted[0, :2], rtol=0, atol=0)
+
+
 SPECS = {
     "query": ((2, 3, 4, 5), f32),
     "key": ((2, 3, 2, 5), f32),
@@ -198,4 +274,28 @@ SPECS = {
 )
 def test_what_is_refused(changes, message):
     refused = refusal(lambda *values: ops.attention(*values, 1.0), *(SPECS | changes).values())
+    assert refused.startswith("attention(") and refused.endswith(message)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"window": 0}, "window=0 must be a positive whole number"),
+        ({"window": 2.0}, "window=2.0 must be a positive whole number"),
+        ({"window": True}, "window=True must be a positive whole number"),
+        ({"context_len": ((3,), i32)}, "context_len must be int32 [2]"),
+        ({"context_len": ((2,), f32)}, "context_len must be int32 [2]"),
+        ({"alibi_slopes": ((2,), f32)}, "alibi_slopes must be float32 [4]"),
+        ({"alibi_slopes": ((4,), np.float16)}, "alibi_slopes must be float32 [4]"),
+        ({"context_len": ((2,), i32), "window": 3}, "a window together with context_len is not supported"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    specs = {name: spec for name, spec in options.items() if name != "window"}
+
+    def build(*values):
+        named = dict(zip(specs, values[len(SPECS) :], strict=True))
+        ops.attention(*values[: len(SPECS)], 1.0, window=options.get("window"), **named)
+
+    refused = refusal(build, *SPECS.values(), *specs.values())
     assert refused.startswith("attention(") and refused.endswith(message)

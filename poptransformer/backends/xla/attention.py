@@ -10,19 +10,24 @@ _MASKED = -1e30  # finite, so that a row without a visible position stays free o
 
 
 @lowering("attention")
-def attention(context, query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+def attention(context, *arrays, scale, window):
+    *required, context_len, alibi_slopes = arrays
+    run = plain_attention
     if "attention" in context.custom_ops:
         from poptransformer.backends.xla import custom_ops
 
-        return custom_ops.attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
-    return plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
+        run = custom_ops.attention
+    return run(*required, scale, window=window, context_len=context_len, alibi_slopes=alibi_slopes)
 
 
-def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+def plain_attention(
+    query, key, value, k_cache, v_cache, cache_len, num_tokens, scale, *, window=None, context_len=None, alibi_slopes=None
+):
     """The op in jnp; shapes and meaning as in `poptransformer.ops.attention`. Reads all S positions of the cache."""
     num_rows, num_new, num_heads, head_dim = query.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
+    key, value = _confine(key.astype(k_cache.dtype), value.astype(v_cache.dtype))
     # Rows and heads are merged, and query heads of a group stand beside the new tokens, so that both steps are plain
     # products of [B * K, G * T, ...] with the cache as it lies; XLA:CPU copies a cache that is wanted in two shapes.
     k_cache = _append(k_cache.reshape(-1, capacity, head_dim), key, cache_len, num_tokens)
@@ -30,8 +35,12 @@ def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, 
     grouped = query.reshape(num_rows, num_new, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(num_rows * num_kv_heads, group * num_new, head_dim).astype(k_cache.dtype)
     scores = _batched_dot(grouped, k_cache, contract=2) * scale  # [B * K, G * T, S]
-    position = jnp.tile(cache_len[:, None] + jnp.arange(num_new), (1, group))  # [B, G * T]
-    visible = jnp.repeat(jnp.arange(capacity) <= position[:, :, None], num_kv_heads, axis=0)  # [B * K, G * T, S]
+    position = cache_len[:, None] + jnp.arange(num_new)  # [B, T]
+    visible = _visible(position, capacity, window, context_len, cache_len + num_tokens)  # [B, T, S]
+    visible = jnp.repeat(jnp.tile(visible, (1, group, 1)), num_kv_heads, axis=0)  # [B * K, G * T, S]
+    if alibi_slopes is not None:
+        distance = (jnp.arange(capacity) - position[:, None, None, :, None]).astype(jnp.float32)  # [B, 1, 1, T, S]
+        scores += (alibi_slopes.reshape(num_kv_heads, group, 1, 1) * distance).reshape(scores.shape)
     weights = jax.nn.softmax(jnp.where(visible, scores, _MASKED), axis=-1).astype(v_cache.dtype)
     out = _batched_dot(weights, v_cache, contract=1).reshape(num_rows, num_kv_heads, group, num_new, head_dim)
     out = out.transpose(0, 3, 1, 2, 4).reshape(query.shape)
@@ -41,13 +50,36 @@ def plain_attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, 
     return jnp.where(is_token[:, :, None, None], out, 0).astype(query.dtype), k_cache, v_cache
 
 
+def _visible(position, capacity, window, context_len, length):
+    """Which of the cache's positions each query sees: [B, T, S], for queries at position [B, T] in rows of length [B]."""
+    stored = jnp.arange(capacity)
+    end = position + 1  # [B, T]
+    if context_len is not None:
+        end = jnp.maximum(end, jnp.minimum(context_len, length)[:, None])
+    visible = stored < end[:, :, None]
+    if window is not None:
+        visible &= stored > position[:, :, None] - min(window, capacity)
+    return visible
+
+
+def _confine(key, value):
+    """Values that are not finite become 0 and their keys NaN; both [B, T, K, H] as the caches hold them.
+
+    Whoever sees such a token still gets NaN. Whoever does not, because another row has the cache now, gets nothing of it: its
+    score is masked, while a value in the cache is always multiplied, and 0 * NaN is NaN.
+    """
+    is_finite = jnp.isfinite(value)
+    return jnp.where(is_finite.all(-1, keepdims=True), key, jnp.nan), jnp.where(is_finite, value, 0)
+
+
 def _batched_dot(x, cache, contract):
     """x [B * K, M, C] times cache [B * K, S, H] over the cache's axis `contract`: [B * K, M, the other axis] float32."""
     return product(x, cache, (((2,), (contract,)), ((0,), (0,))))
 
 
 def _append(cache, new, cache_len, num_tokens):
-    """Write new [B, T, K, H] into cache [B * K, S, H] from position cache_len on, only the first num_tokens of each row.
+    """Write new [B, T, K, H] into cache [B * K, S, H], whose dtype it has, from position cache_len on, only the first
+    num_tokens of each row.
 
     A window of T positions is read, mixed and written back, so that padding near the cache's end changes nothing (an
     update that does not fit would be moved, over earlier tokens). A loop over the rows compiles to in-place updates.
@@ -55,7 +87,7 @@ def _append(cache, new, cache_len, num_tokens):
     num_rows, num_new, num_kv_heads, head_dim = new.shape
     capacity = cache.shape[1]
     window = min(num_new, capacity)
-    new = new.astype(cache.dtype).transpose(0, 2, 1, 3)  # [B, K, T, H]
+    new = new.transpose(0, 2, 1, 3)  # [B, K, T, H]
     for row in range(num_rows):
         begin = jnp.minimum(cache_len[row], capacity - window)
         offset = jnp.arange(window) + begin - cache_len[row]  # token that belongs at each position of the window

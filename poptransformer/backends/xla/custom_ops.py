@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 1, "gather": 1, "linear": 1}
+OPS = {"attention": 2, "gather": 1, "linear": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
@@ -83,7 +83,9 @@ def target_name(op):
     return f"poptransformer_{op}"
 
 
-def attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale):
+def attention(
+    query, key, value, k_cache, v_cache, cache_len, num_tokens, scale, *, window=None, context_len=None, alibi_slopes=None
+):
     """Append new keys and values to the caches and attend causally, in one kernel.
 
     Args:
@@ -94,6 +96,8 @@ def attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
       cache_len: [B], int32, positions that are in the cache already.
       num_tokens: [B], int32, how many of the T positions are real; the others give 0 and write nothing.
       scale: factor on the scores, a Python number.
+      window, context_len, alibi_slopes: as in `poptransformer.ops.attention`: a Python number, [B] int32, [N] float32, each
+        of them None for none.
     Returns: out [B, T, N, H] with the dtype of query, k_cache, v_cache.
     Raises: when run, an XLA error that names the row if cache_len + num_tokens > S or one is negative; nothing is written.
     """
@@ -107,7 +111,12 @@ def attention(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale)
         ),
         input_output_aliases={3: 1, 4: 2},
     )
-    return call(query, key, value, k_cache, v_cache, cache_len, num_tokens, scale=np.float32(scale))
+    context_len = np.zeros(0, np.int32) if context_len is None else context_len
+    alibi_slopes = np.zeros(0, np.float32) if alibi_slopes is None else alibi_slopes
+    return call(
+        query, key, value, k_cache, v_cache, cache_len, num_tokens, context_len, alibi_slopes,
+        scale=np.float32(scale), window=np.int64(min(window or 0, k_cache.shape[2])),
+    )  # fmt: skip
 
 
 def gather(table, indices):
