@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from poptransformer import ops
 from poptransformer.graph import Parameter
 from poptransformer.layers.base_layer import BaseLayer
+from poptransformer.layers.linear import multiply
 
 
 class LMHead(BaseLayer):
@@ -20,8 +20,8 @@ class LMHead(BaseLayer):
 
     def __init__(self, name, hidden_size, vocab_size, tied: Parameter | None = None):
         super().__init__(name)
-        self.weight = tied or self.parameter("weight", (vocab_size, hidden_size), self.weight_dtype, shard="vocab")
+        self.weight = tied or self.matrix("weight", vocab_size, hidden_size, shard="vocab")
 
     def forward(self, x):
         """x: [B, T, D] -> [B, T, V] float32."""
-        return ops.linear(x, x.graph.parameter(self.weight), out_dtype=np.float32)
+        return multiply(x, self.weight, out_dtype=np.float32)

@@ -144,7 +144,7 @@ class Llama(DecoderModel):
                 f"{REGISTER.max_length}: set max_length to at most {config.window}, where the window changes nothing"
             )
         rope = config.rope.rope(config.head_dim, REGISTER.max_length)
-        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.blocks = [LlamaBlock(f"model.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.norm_eps)
         tied = self.token_embedding.weight if config.is_tied else None
