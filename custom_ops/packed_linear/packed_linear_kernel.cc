@@ -306,7 +306,13 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
       }
     }
   }
-  for (int m = 0; m < kRows; ++m) Finish(a, first_row + m, block * kPackedBlockRows, sums[m]);
+  POPTRANSFORMER_UNROLL
+  for (int m = 0; m < kRows; ++m) {
+    Vec row[kParts];  // a copy: sums whose address is handed on would live in memory, not in registers
+    POPTRANSFORMER_UNROLL
+    for (int p = 0; p < kParts; ++p) row[p] = sums[m][p];
+    Finish(a, first_row + m, block * kPackedBlockRows, row);
+  }
 }
 
 template <int kBits>
