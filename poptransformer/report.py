@@ -75,7 +75,7 @@ def report(session, generations: list[Generation]) -> str:
     lines = {
         "device": f"{device.platform}, {device.name}",
         "custom ops": device.custom_ops,
-        "precision": f"{precision.name}, KV cache {precision.cache_dtype.name}",
+        "precision": f"{precision}, KV cache {precision.cache_dtype.name}",
         "batch size": f"{session.batch_size}, up to {session.max_length} tokens a row",
         "weights": f"{session.weight_bytes_per_token / 1e6:.1f} MB read per token",
         "open": f"{session.timings_s['open']:.2f} s (config, tokenizer, device)",

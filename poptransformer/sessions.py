@@ -53,8 +53,9 @@ class Session:
         a dict in the form of a config.json (with random_weights=True).
       backend: "xla" or "reference" (NumPy, slow, for tests).
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
-      precision: "fp32", "bf16" or "fp16".
-      kv_cache: precision of the KV cache; None takes that of the activations.
+      precision: "fp32", "bf16", "fp16", or "int8" or "int4" for packed weights.
+      kv_cache: "fp32", "bf16" or "fp16" for the KV cache; None takes that of the activations, fp16 beside packed weights.
+      group_size: weights that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
       num_replicas: tensor-parallel ranks. This version runs 1.
@@ -67,12 +68,13 @@ class Session:
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", precision="fp32", kv_cache=None, batch_size=1, max_length=None,
-        num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None, random_weights=False,
+        self, model, *, backend="xla", platform="auto", precision="fp32", kv_cache=None, group_size=None, batch_size=1,
+        max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
+        random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()
         check_types(model, random_weights, execution_cache_dir)
-        self.precision = find_precision(precision, kv_cache)
+        self.precision = find_precision(precision, kv_cache, group_size)
         self.batch_size = positive("batch_size", batch_size)
         if positive("num_replicas", num_replicas) != 1:
             raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
@@ -84,7 +86,7 @@ class Session:
         self.max_length = check_max_length(max_length, self.config)
         with REGISTER.scope(
             batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
-            weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype,
+            weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype, packing=self.precision.packing,
         ):  # fmt: skip
             self.model = model_class(self.config)
         if not random_weights:

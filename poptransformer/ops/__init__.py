@@ -33,6 +33,7 @@ from poptransformer.ops.layer_norm import layer_norm
 from poptransformer.ops.linear import linear, matmul
 from poptransformer.ops.loop import loop
 from poptransformer.ops.op import OPS
+from poptransformer.ops.packed_linear import packed_gather, packed_linear
 from poptransformer.ops.reduce import argmax, reduce_any, reduce_max, reduce_sum
 from poptransformer.ops.rms_norm import rms_norm
 from poptransformer.ops.rope import rope
@@ -53,6 +54,7 @@ __all__ = [
     "OPS", "add", "argmax", "attention", "broadcast_to", "cast", "concat", "div", "dynamic_update", "equal", "exp",
     "gather", "gelu", "gelu_tanh", "greater", "greater_equal", "layer_norm", "less", "less_equal", "linear", "log",
     "logical_and", "logical_not", "logical_or", "loop", "mark_tokens", "matmul", "maximum", "minimum", "mul", "neg",
+    "packed_gather", "packed_linear",
     "reduce_any", "reduce_max", "reduce_sum", "relu", "repetition_penalty", "reshape", "rms_norm", "rope", "sample",
     "select", "sigmoid", "silu", "slice_axis", "softmax", "split", "sqrt", "sub", "tanh", "token_log_prob", "transpose",
 ]  # fmt: skip

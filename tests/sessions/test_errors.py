@@ -49,7 +49,7 @@ def test_arguments_that_cannot_be_used(tiny, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"num_replicas": 2}, {"layers_per_device": [1, 2]}, {"precision": "int4"}, {"backend": "popart"}]
+    "arguments", [{"num_replicas": 2}, {"layers_per_device": [1, 2]}, {"precision": "int3"}, {"backend": "popart"}]
 )
 def test_what_is_not_built_yet(tiny, arguments):
     with pytest.raises(UnsupportedError):
