@@ -424,7 +424,7 @@ def _loop(writer, node, max_steps, body):
 # ---- ops of our own
 
 
-@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob")
+@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob", "token_shift", "wkv")
 def _own(writer, node, **attributes):
     inputs, outputs = ([writer.ref(value) for value in values] for values in (node.inputs, node.outputs))
     writer.add_node(node.op, inputs, outputs, DOMAIN, **attributes)
