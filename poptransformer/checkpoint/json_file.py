@@ -45,7 +45,7 @@ def read_json(path, is_optional=False):
             return {}
         raise UserError(f"{path}: no such file; a checkpoint needs its {path.name}")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))  # a byte order mark, as some editors write it, is skipped
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except RecursionError:

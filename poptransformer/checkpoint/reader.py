@@ -5,16 +5,16 @@ import logging
 import os
 import pathlib
 
+from poptransformer.checkpoint.formats import FORMATS, HOW_TO_CONVERT, OTHER_FORMATS, choose_weights, find_format
 from poptransformer.checkpoint.json_file import is_present, read_json
-from poptransformer.checkpoint.safetensors_file import SafetensorsFile
-from poptransformer.checkpoint.source import HOW_TO_CONVERT, INDEX_FILE, OTHER_FORMATS, WEIGHTS_FILE, resolve_source
+from poptransformer.checkpoint.source import resolve_source
 from poptransformer.errors import UnsupportedError, UserError, near_miss
 
 logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """A folder with config.json and safetensors, whole or in shards; made by ``Checkpoint.open``.
+    """A folder with config.json and weights, whole or in shards; made by ``Checkpoint.open``.
 
     Attributes:
       path: the folder.
@@ -22,7 +22,7 @@ class Checkpoint:
     """
 
     def __init__(self, path, files=()):
-        """Take a folder and a list of (SafetensorsFile, names of its tensors that count)."""
+        """Take a folder and a list of (TensorFile, names of its tensors that count)."""
         self.path = pathlib.Path(path)
         self._files = [file for file, _ in files]
         self._file_of = {name: file for file, names in files for name in names}
@@ -33,13 +33,13 @@ class Checkpoint:
         """Find a checkpoint and check the headers of all its files; no weight is read yet.
 
         Args:
-          source: a folder, one .safetensors file (config.json is looked for beside it), or a hub name.
+          source: a folder, one file of weights (config.json is looked for beside it), or a hub name.
           weights: False leaves the weights alone, and unfetched: for random ones.
         Raises: UserError or UnsupportedError, naming the files, if something is missing, damaged or has no reader.
         """
         path = resolve_source(source, weights=weights)
         if path.is_file():
-            folder, files = path.parent, _open_one(path) if weights else ()
+            folder, files = path.parent, _open_one(find_format(path), path) if weights else ()
         else:
             folder, files = path, _open_folder(path) if weights else ()
         checkpoint = cls(folder, files)
@@ -95,7 +95,7 @@ class Checkpoint:
         return self._find(name).stored_dtype(name)
 
     def read(self, name, dtype=None, transpose=False, index=None):
-        """Read one weight, or a part of it, into a new 64-byte aligned array; see SafetensorsFile.read.
+        """Read one weight, or a part of it, into a new 64-byte aligned array; see TensorFile.read.
 
         Args:
           name: one of names().
@@ -113,42 +113,61 @@ class Checkpoint:
 
 
 def _open_folder(folder):
-    """Return [(SafetensorsFile, names)] of a folder; empty if it has a configuration but no weights."""
-    if is_present(folder / WEIGHTS_FILE):
-        return _open_one(folder / WEIGHTS_FILE)
-    if is_present(folder / INDEX_FILE):
-        return _open_shards(folder)
+    """Return [(TensorFile, names)] of a folder; empty if it has a configuration but no weights."""
+    present = _list_folder(folder)
+    kind, chosen = choose_weights(present)
+    if kind is None:
+        other = [name for name in present if name.endswith(OTHER_FORMATS)]
+        if other:
+            raise UnsupportedError(f"{folder}: has {_listing(other)}, for which there is no reader; {HOW_TO_CONVERT}")
+        if "config.json" not in present:
+            raise UserError(f"{folder}: no checkpoint: it has neither config.json nor {FORMATS[0].weights_file}")
+        return []
+    # A link that leads nowhere was listed, so that this can say so.
+    broken = [name for name in chosen if not is_present(folder / name)]
+    if broken:
+        raise UserError(f"{folder / broken[0]}: has gone while the folder was read")
+    if len(chosen) > 1 or "-of-" in chosen[0]:
+        standard = " nor ".join(filter(None, (kind.weights_file, kind.index_file)))
+        lacks = (
+            f", but neither {standard}, which says what belongs together; add the index, or" if standard else "; which is it?"
+        )
+        raise UserError(f"{folder}: has {_listing(chosen)}{lacks} give one file as the model")
+    name = chosen[0]
+    passed_over = [
+        other for other in present if (each := find_format(other)) not in (None, kind) and each.may_be_weights(other)
+    ]
+    if passed_over:
+        logger.info("%s: reading %s and not %s", folder, name, _listing(passed_over))
+    elif name not in (kind.weights_file, kind.index_file):
+        logger.info("%s: no %s, reading %s", folder, kind.weights_file, name)
+    return _open_shards(kind, folder / name) if name == kind.index_file else _open_one(kind, folder / name)
+
+
+def _list_folder(folder):
+    """Return the names of all that may be files of the checkpoint, sorted."""
+    # Under these names a folder is no stray but a mistake.
+    standard = {name for each in FORMATS for name in (each.weights_file, each.index_file)}
     try:
-        # A link that leads nowhere counts, so that opening it can say so.
-        present = sorted(path.name for path in folder.iterdir() if path.is_symlink() or path.is_file())
+        return sorted(path.name for path in folder.iterdir() if path.is_symlink() or path.is_file() or path.name in standard)
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror})") from error
-    held = [name for name in present if name.endswith(".safetensors")]
-    if len(held) == 1 and "-of-" not in held[0]:
-        is_present(folder / held[0])
-        logger.info("%s: no %s, reading %s", folder, WEIGHTS_FILE, held[0])
-        return _open_one(folder / held[0])
-    if held:
-        raise UserError(
-            f"{folder}: has {_listing(held)}, but neither {WEIGHTS_FILE} nor {INDEX_FILE}, which says what belongs "
-            "together; add the index, or give one file as the model"
-        )
-    other = [name for name in present if name.endswith(OTHER_FORMATS)]
-    if other:
-        raise UnsupportedError(f"{folder}: has {_listing(other)}, for which there is no reader; {HOW_TO_CONVERT}")
-    if "config.json" not in present:
-        raise UserError(f"{folder}: no checkpoint: it has neither config.json nor {WEIGHTS_FILE}")
-    return []
 
 
-def _open_one(path):
-    file = SafetensorsFile(path)
+def _open_one(kind, path):
+    _note(kind, path)
+    file = kind.file_class(path)
     return [(file, file.names())]
 
 
-def _open_shards(folder):
+def _note(kind, path):
+    if kind.note:
+        logger.info("%s: %s", path, kind.note)
+
+
+def _open_shards(kind, index):
     """Open the shards that the index lists; any other file is ignored."""
-    index = folder / INDEX_FILE
+    folder = index.parent
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index}: has no weight_map; fetch it again")
@@ -160,11 +179,18 @@ def _open_shards(folder):
     missing = sorted(shard for shard in names_of if _is_broken_link(folder / shard) or not is_present(folder / shard))
     if missing:
         raise UserError(
-            f"{folder}: {len(missing)} of the {len(names_of)} shards in {INDEX_FILE} are missing: "
+            f"{folder}: {len(missing)} of the {len(names_of)} shards in {index.name} are missing: "
             f"{', '.join(missing)}; fetch them again"
         )
-    files = [(SafetensorsFile(folder / shard), names) for shard, names in sorted(names_of.items())]
-    absent = [f"{name} ({file.path.name})" for file, names in files for name in set(names) - set(file.names())]
+    foreign = sorted(shard for shard in names_of if not shard.endswith(kind.suffixes))
+    if foreign:
+        raise UserError(
+            f"{index}: lists {_listing(foreign)}, which should be {kind.name} files (named *{', *'.join(kind.suffixes)}); "
+            "index and shards are not of one checkpoint"
+        )
+    _note(kind, index)
+    files = [(kind.file_class(folder / shard), names) for shard, names in sorted(names_of.items())]
+    absent = [f"{name} ({file.path.name})" for file, names in files for name in sorted(set(names) - set(file.names()))]
     if absent:
         raise UserError(
             f"{index}: {len(absent)} of {len(weight_map)} weights are not in the shard it gives: "

@@ -1,36 +1,17 @@
 """One safetensors file: a JSON header, checked when opened, then tensors read one at a time.
 
 Layout: 8 bytes little-endian length of the header, the header (name -> dtype, shape, data_offsets), then the data.
-
-Tensors are read with ``preadv`` into arrays of our own instead of being handed out as views of a mapped file: pages of
-a mapping count as this process's memory until they are given back one by one, and a file that shrinks under a mapping
-kills the process, where a short read is an error with a name. Measured on 471 MB of float32: the safetensors library's
-NumPy reader peaks at 972 MB of RSS (copies and mapping together) and takes 0.26 s; this one peaks at 503 MB and takes
-0.15 s, or 0.4 s with a transposition.
 """
 
 import json
-import logging
 import math
 import os
-import pathlib
-import weakref
 
 import ml_dtypes
 import numpy as np
 
-from poptransformer.errors import UnsupportedError, UserError
-
-logger = logging.getLogger(__name__)
-
-# XLA on the CPU takes a NumPy array without copying it if it starts at such an address.
-ALIGNMENT_BYTES = 64
-# What is read, cast and put in place in one go: small enough for the second-level cache.
-BLOCK_BYTES = 1 << 20
-# Rows of the file in one block of a transposition: each makes 64 contiguous values in the result.
-TRANSPOSE_ROWS = 64
-# Skipping this many bytes between two runs costs about as much as a call to preadv.
-MIN_SKIP_BYTES = 16 << 10
+from poptransformer.checkpoint.tensor_file import TensorEntry, TensorFile
+from poptransformer.errors import UserError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -51,280 +32,19 @@ DTYPES = {
 }
 
 
-# Casts that overflow without a floating-point flag, those of ml_dtypes: (stored, wanted) -> bits of the wanted infinity.
-_SILENT_CASTS = {
-    (DTYPES["BF16"], DTYPES["F16"]): 0x7C00,
-    (DTYPES["F32"], DTYPES["BF16"]): 0x7F80,
-    (DTYPES["F64"], DTYPES["BF16"]): 0x7F80,
-}
+class SafetensorsFile(TensorFile):
+    """A safetensors file. ``metadata`` is what its header says about the file, a dict of strings."""
+
+    readable = tuple(DTYPES)
+
+    def _read_entries(self):
+        entries, self.metadata = _read_header(self.path, self._fd, self._size)
+        return entries
 
 
-class SafetensorsFile:
-    """Names, shapes and dtypes of one file, and its tensors on request; safe to read from several threads."""
-
-    def __init__(self, path):
-        """Open a file and check its header against its size.
-
-        Raises: UserError, naming the file, if it is missing, truncated or not sound.
-        """
-        self.path = pathlib.Path(path)
-        try:
-            self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be opened ({error.strerror})") from error
-        self._close = weakref.finalize(self, os.close, self._fd)
-        try:
-            self._entries, self._data_start, self.metadata = _read_header(self.path, self._fd)
-        except OSError as error:
-            self.close()
-            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from error
-        except UserError:
-            self.close()
-            raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def close(self):
-        """Close the file; arrays that were read stay."""
-        self._close()
-
-    def names(self):
-        """Return the names of the tensors, in the file's order."""
-        return list(self._entries)
-
-    def shape(self, name):
-        """Return a tensor's shape as a tuple."""
-        return self._entries[name].shape
-
-    def dtype(self, name):
-        """Return a tensor's NumPy dtype. Raises: UnsupportedError if NumPy has none for it."""
-        return self._dtype(name, self._entries[name])
-
-    def stored_dtype(self, name):
-        """Return the name of a tensor's dtype: NumPy's, or the file's where there is no reader."""
-        dtype = self._entries[name].dtype
-        return str(DTYPES.get(dtype, dtype))
-
-    def num_bytes(self, name):
-        """Return how many bytes of the file a tensor takes."""
-        return self._entries[name].num_bytes
-
-    def read(self, name, dtype=None, transpose=False, index=None):
-        """Read a tensor, or a part of it, into a new array that starts at a multiple of 64 bytes.
-
-        Cast and transposition happen block by block: beside the result only about 1 MB is held.
-
-        Args:
-          name: one of names().
-          dtype: NumPy dtype of the result; None keeps the file's.
-          transpose: True swaps the axes of a matrix (after index has been taken).
-          index: tuple of slices with step 1, one for each leading axis, in the file's own layout; None takes all.
-        Returns: C-contiguous array.
-        Raises: UserError if the file is shorter than its header says, or a value is out of the dtype's range;
-          UnsupportedError if integers are asked for as floats, or floats as integers.
-        """
-        entry = self._entries[name]
-        stored = self._dtype(name, entry)
-        dtype = stored if dtype is None else np.dtype(dtype)
-        if dtype.kind in "iub" and stored.kind not in "iub":
-            raise UnsupportedError(f"{self._where(name)}: {stored} is not read as {dtype}; ask for a float dtype")
-        if stored.kind in "iub" and dtype.kind not in "iub":
-            raise UnsupportedError(
-                f"{self._where(name)}: stored as {stored}: a quantised checkpoint; this version reads float32, float16 and "
-                "bfloat16"
-            )
-        if transpose and len(entry.shape) != 2:
-            raise UserError(f"{self._where(name)}: only a matrix can be transposed, and the shape is {entry.shape}")
-        bounds = self._bounds(name, entry.shape, index)
-        shape = tuple(stop - start for start, stop in bounds)
-        result = aligned_empty(shape[::-1] if transpose else shape, dtype)
-        try:
-            with np.errstate(over="raise"):
-                self._fill(name, entry, stored, bounds, result.T if transpose else result)
-        except _OutOfRange as error:
-            raise UserError(f"{self._where(name)}: has {stored} values beyond the range of {dtype}; {error.remedy}") from None
-        return result
-
-    def _where(self, name):
-        return f"{self.path}: {name}"
-
-    def _dtype(self, name, entry):
-        try:
-            return DTYPES[entry.dtype]
-        except KeyError:
-            raise UnsupportedError(
-                f"{self._where(name)}: no reader for dtype {entry.dtype} (has {', '.join(DTYPES)})"
-            ) from None
-
-    def _bounds(self, name, shape, index):
-        """Return (start, stop) for each axis."""
-        index = () if index is None else index
-        if len(index) > len(shape):
-            raise UserError(f"{self._where(name)}: {len(index)} slices for shape {shape}")
-        bounds = [(0, size) for size in shape]
-        for axis, part in enumerate(index):
-            start, stop, step = part.indices(shape[axis])
-            if step != 1:
-                raise UserError(f"{self._where(name)}: slices have step 1, not {step}")
-            bounds[axis] = (start, max(start, stop))
-        return bounds
-
-    def _fill(self, name, entry, stored, bounds, target):
-        """Read the values within bounds into target, which has their shape and any strides."""
-        if target.size == 0:
-            return
-        # Trailing axes that are taken whole make one run of the file with the last axis that is not.
-        cut = len(bounds)
-        while cut and bounds[cut - 1] == (0, entry.shape[cut - 1]):
-            cut -= 1
-        if target.flags.c_contiguous and cut <= 1:
-            first = bounds[0][0] * math.prod(entry.shape[1:]) if bounds else 0
-            self._fill_flat(name, entry.begin + first * stored.itemsize, stored, target.reshape(-1))
-            return
-        rows, columns = entry.shape[0], math.prod(entry.shape[1:])
-        if len(bounds) > 2 and cut > 2:  # a part of the third axis or later: matrix by matrix
-            for row in range(*bounds[0]):
-                begin = entry.begin + row * columns * stored.itemsize
-                part = _Entry(entry.dtype, entry.shape[1:], begin, columns * stored.itemsize)
-                self._fill(name, part, stored, bounds[1:], target[row - bounds[0][0]])
-            return
-        inner = math.prod(entry.shape[2:])
-        taken = (bounds[1][0] * inner, bounds[1][1] * inner)
-        self._fill_matrix(name, entry.begin, stored, (rows, columns), bounds[0], taken, target.reshape(target.shape[0], -1))
-
-    def _fill_flat(self, name, begin, stored, target):
-        """Read consecutive values into a contiguous one-dimensional array."""
-        if target.dtype == stored:
-            self._pread(name, target.view(np.uint8), begin)
-            return
-        block = np.empty(min(target.size, BLOCK_BYTES // stored.itemsize), stored)
-        for start in range(0, target.size, block.size):
-            values = block[: target.size - start]
-            self._pread(name, values.view(np.uint8), begin + start * stored.itemsize)
-            _cast(target[start : start + values.size], values)
-
-    def _fill_matrix(self, name, begin, stored, shape, rows, columns, target):
-        """Read rows and columns, each a (start, stop), of a matrix of that shape into target, strided as it may be."""
-        width = columns[1] - columns[0]
-        is_transposed = not target.flags.c_contiguous
-        if is_transposed:
-            # Many rows in a block, so that whole cache lines are written; wide ones are cut by columns as well.
-            tile = BLOCK_BYTES // (TRANSPOSE_ROWS * stored.itemsize)
-            if width > 2 * tile:
-                for start in range(columns[0], columns[1], tile):
-                    part = (start, min(start + tile, columns[1]))
-                    into = target[:, part[0] - columns[0] : part[1] - columns[0]]
-                    self._fill_matrix(name, begin, stored, shape, rows, part, into)
-                return
-        skip_bytes = (shape[1] - width) * stored.itemsize
-        is_whole = skip_bytes <= MIN_SKIP_BYTES  # then the columns between two runs are read and dropped
-        read_width = shape[1] if is_whole else width
-        read_from = 0 if is_whole else columns[0]
-        height = max(1, BLOCK_BYTES // (read_width * stored.itemsize))
-        if is_transposed:
-            height = max(height, TRANSPOSE_ROWS)
-        height = min(height, rows[1] - rows[0])
-        block = np.empty((height, read_width), stored)
-        for start in range(rows[0], rows[1], height):
-            count = min(height, rows[1] - start)
-            values = block[:count]
-            at = begin + (start * shape[1] + read_from) * stored.itemsize
-            if is_whole:
-                self._pread(name, values.reshape(-1).view(np.uint8), at)
-                values = values[:, columns[0] : columns[1]]
-            else:
-                for row in range(count):
-                    self._pread(name, values[row].view(np.uint8), at + row * shape[1] * stored.itemsize)
-            _place(target[start - rows[0] : start - rows[0] + count], values)
-
-    def _pread(self, name, buffer, offset):
-        """Fill a byte buffer from an offset into the data."""
-        view = memoryview(buffer)
-        offset += self._data_start
-        while view:
-            count = os.preadv(self._fd, [view], offset)
-            if count == 0:
-                raise UserError(
-                    f"{self._where(name)}: the file ends at byte {offset}, {len(view)} bytes too early; "
-                    "it has shrunk since it was opened"
-                )
-            view = view[count:]
-            offset += count
-
-
-class _Entry:
-    """What the header says about one tensor; begin counts from the first byte of data."""
-
-    __slots__ = ("begin", "dtype", "num_bytes", "shape")
-
-    def __init__(self, dtype, shape, begin, num_bytes):
-        self.dtype, self.shape, self.begin, self.num_bytes = dtype, shape, begin, num_bytes
-
-
-def aligned_empty(shape, dtype):
-    """Return an uninitialised C-contiguous array that starts at a multiple of 64 bytes."""
-    dtype = np.dtype(dtype)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(num_bytes + ALIGNMENT_BYTES, np.uint8)
-    shift = -buffer.ctypes.data % ALIGNMENT_BYTES
-    return buffer[shift : shift + num_bytes].view(dtype).reshape(shape)
-
-
-class _OutOfRange(Exception):
-    """A finite value that the wanted dtype makes infinite."""
-
-    def __init__(self, value):
-        super().__init__(value)
-        if abs(value) <= float(ml_dtypes.finfo(ml_dtypes.bfloat16).max):
-            self.remedy = "set precision: bf16 or fp32"
-        elif abs(value) <= float(np.finfo(np.float32).max):
-            self.remedy = "set precision: fp32"
-        else:
-            self.remedy = f"{value:g} fits in no precision"
-
-
-def _cast(target, values):
-    """Copy a block, casting if the dtypes differ. Raises: _OutOfRange if a finite value becomes infinite."""
-    try:
-        np.copyto(target, values, casting="unsafe")
-    except FloatingPointError:
-        pass  # NumPy's own casts, under errstate(over="raise")
-    else:
-        # Looking at the bits takes a seventh of the time of the cast from float32 to bfloat16, np.isinf more than all of it.
-        infinity = _SILENT_CASTS.get((values.dtype, target.dtype))
-        if infinity is None or not ((target.view(np.uint16) & 0x7FFF) == infinity).any():
-            return
-    with np.errstate(over="ignore"):
-        np.copyto(target, values, casting="unsafe")
-        at = np.isinf(target) & np.isfinite(values)
-    if at.any():
-        raise _OutOfRange(max(values[at].astype(np.float64).tolist(), key=abs))
-
-
-def _place(target, values):
-    """Copy a block of rows, casting if the dtypes differ; a transposed target is filled in tiles."""
-    if target.strides[0] >= target.strides[1]:
-        _cast(target, values)
-        return
-    if target.dtype != values.dtype:
-        contiguous = np.empty(values.shape, target.dtype)  # NumPy's strided casts are several times slower than both steps
-        _cast(contiguous, values)
-        values = contiguous
-    for row in range(0, len(values), TRANSPOSE_ROWS):
-        rows = slice(row, row + TRANSPOSE_ROWS)
-        np.copyto(target[rows].T, values[rows].T)
-
-
-def _read_header(path, fd):
-    """Return (name -> _Entry, offset of the data, metadata) of a file, all of it checked."""
-    size = os.fstat(fd).st_size
+def _read_header(path, fd, size):
+    """Return (name -> TensorEntry, metadata) of a file, all of it checked."""
     head = os.pread(fd, 8, 0)
-    if head == b"version ":
-        raise UserError(f"{path}: is a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
     if len(head) < 8:
         raise UserError(f"{path}: truncated: {size} bytes, but a safetensors file starts with 8 bytes of header length")
     header_bytes = int.from_bytes(head, "little")
@@ -337,24 +57,26 @@ def _read_header(path, fd):
         if not isinstance(header, dict):
             raise ValueError("not a JSON object")
         metadata = header.pop("__metadata__", None) or {}
-        entries = {name: _entry(name, fields) for name, fields in header.items()}
+        entries = {name: _entry(name, fields, 8 + header_bytes) for name, fields in header.items()}
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: bad safetensors header: {error}") from error
 
-    end, previous = 0, None
+    start = 8 + header_bytes
+    end, previous = start, None
     in_order = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].num_bytes))
     for name, entry in in_order:
         if entry.begin < end:
-            raise UserError(f"{path}: bad safetensors header: {name} overlaps {previous}, which ends at byte {end}")
+            raise UserError(f"{path}: bad safetensors header: {name} overlaps {previous}, which ends at byte {end - start}")
         if entry.begin > end:
-            raise UserError(f"{path}: bad safetensors header: bytes {end} to {entry.begin}, before {name}, are no tensor's")
+            raise UserError(
+                f"{path}: bad safetensors header: bytes {end - start} to {entry.begin - start}, before {name}, are no tensor's"
+            )
         end, previous = entry.begin + entry.num_bytes, name
-    wanted = 8 + header_bytes + end
-    if wanted > size:
-        raise UserError(f"{path}: truncated: its header describes {wanted} bytes, the file has {size}; fetch it again")
-    if wanted < size:
-        raise UserError(f"{path}: its header describes {wanted} bytes, but the file has {size}; fetch it again")
-    return entries, 8 + header_bytes, metadata
+    if end > size:
+        raise UserError(f"{path}: truncated: its header describes {end} bytes, the file has {size}; fetch it again")
+    if end < size:
+        raise UserError(f"{path}: its header describes {end} bytes, but the file has {size}; fetch it again")
+    return entries, metadata
 
 
 def _no_twins(pairs):
@@ -365,7 +87,7 @@ def _no_twins(pairs):
     return fields
 
 
-def _entry(name, fields):
+def _entry(name, fields, data_start):
     if not isinstance(fields, dict):
         raise ValueError(f"{name} is not described by an object")
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -378,7 +100,8 @@ def _entry(name, fields):
         wanted = end - begin  # its size is not ours to know; reading it is refused
     if end < begin or end - begin != wanted:
         raise ValueError(f"{name} takes bytes {begin} to {end}, but {dtype} of shape {tuple(shape)} needs {wanted}")
-    return _Entry(dtype, tuple(shape), begin, wanted)
+    held = DTYPES.get(dtype)
+    return TensorEntry(tuple(shape), held, str(held or dtype), data_start + begin, wanted)
 
 
 def _are_counts(values):

@@ -10,19 +10,10 @@ import queue
 import re
 import threading
 
+from poptransformer.checkpoint.formats import HOW_TO_CONVERT, OTHER_FORMATS, choose_weights, find_format, suffixes
 from poptransformer.errors import UnsupportedError, UserError, near_miss
 
 logger = logging.getLogger(__name__)
-
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-# Formats that hold weights but have no reader yet.
-OTHER_FORMATS = (".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
-HOW_TO_CONVERT = (
-    "safetensors is the format read now; convert with transformers: "
-    "AutoModelForCausalLM.from_pretrained(old_folder).save_pretrained(new_folder)"
-)
 
 # The hub is asked once, and answers within this time or counts as out of reach.
 HUB_TIMEOUT_S = 4.0
@@ -43,6 +34,7 @@ _SMALL_FILES = (
     "merges.txt",
     "chat_template.*",
     "*.tiktoken",
+    "ice_text.model",  # ChatGLM's
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 
@@ -51,16 +43,16 @@ def resolve_source(source, weights=True):
     """Find a checkpoint, fetching it from the hub if need be.
 
     Args:
-      source: a folder, one ``.safetensors`` file, or a hub name (``gpt2-xl``, ``org/name``). Text that starts with
-        ``.``, ``/`` or ``~``, has more than one ``/``, ends in ``.safetensors`` or starts with a folder that exists
-        is a path and never asked of the hub; so is a ``pathlib.Path``.
+      source: a folder, one file of weights, or a hub name (``gpt2-xl``, ``org/name``). Text that starts with ``.``, ``/``
+        or ``~``, has more than one ``/``, ends like a file of weights or starts with a folder that exists is a path and
+        never asked of the hub; so is a ``pathlib.Path``.
       weights: False fetches configuration and tokenizer only.
     Returns: the path of the folder, or of the one file.
     Raises: UserError if it is nowhere; UnsupportedError if it holds weights in a format without a reader.
     """
     text = os.fspath(source)
     if not text:
-        raise UserError("model is an empty string; give a folder, a .safetensors file or a hub name such as gpt2-xl")
+        raise UserError("model is an empty string; give a folder, a file of weights or a hub name such as gpt2-xl")
     try:
         path = pathlib.Path(text).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -72,11 +64,11 @@ def resolve_source(source, weights=True):
     if is_folder:
         return path
     if is_file:
-        if path.suffix == ".safetensors":
+        if find_format(path):
             return path
         if path.suffix in OTHER_FORMATS:
             raise UnsupportedError(f"{text}: there is no reader for {path.suffix} files; {HOW_TO_CONVERT}")
-        raise UserError(f"{text} is a file but not a checkpoint; give its folder, or a .safetensors file")
+        raise UserError(f"{text} is a file but not a checkpoint; give its folder, or a {_or(suffixes())} file")
     if path.is_symlink():
         raise UserError(f"{text}: is a link to {os.readlink(path)}, which is not there")
     if isinstance(source, pathlib.PurePath) or _looks_like_path(text):
@@ -89,8 +81,15 @@ def resolve_source(source, weights=True):
 def _looks_like_path(text):
     first, separator, _ = text.partition("/")
     return (
-        text[0] in "./~" or text.count("/") > 1 or text.endswith(".safetensors") or (bool(separator) and os.path.exists(first))
+        text[0] in "./~"
+        or text.count("/") > 1
+        or text.endswith(suffixes() + OTHER_FORMATS)
+        or (bool(separator) and os.path.exists(first))
     )
+
+
+def _or(words):
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _missing_path(text, path):
@@ -159,8 +158,8 @@ def _from_cache(name, weights, why, remedy):
     if not isinstance(config, str):
         raise UserError(f"{name}: no local folder of that name, nothing in the local hub cache, and {why}; {remedy}")
     folder = pathlib.Path(config).parent
-    if weights and not any(folder.glob("*.safetensors")):
-        raise UserError(f"{name}: the local hub cache has its configuration but no safetensors, and {why}; {remedy}")
+    if weights and choose_weights(os.listdir(folder)) == (None, []):
+        raise UserError(f"{name}: the local hub cache has its configuration but no weights to read, and {why}; {remedy}")
     logger.log(
         logging.INFO if why.startswith("HF_HUB_OFFLINE") else logging.WARNING,
         "%s: taken from the local hub cache, since %s",
@@ -171,26 +170,26 @@ def _from_cache(name, weights, why, remedy):
 
 
 def _download(name, files, weights):
-    """Fetch configuration, tokenizer and, if asked for, the safetensors that belong to the model."""
+    """Fetch configuration, tokenizer and, if asked for, the weights that belong to the model."""
     files = [file for file in files if "/" not in file]
     wanted = [file for file in files if any(fnmatch.fnmatchcase(file, pattern) for pattern in _SMALL_FILES)]
-    if weights:
-        held = [file for file in files if file.endswith(".safetensors")]
+    kind, chosen = choose_weights(files) if weights else (None, [])
+    if weights and kind is None:
         other = sorted({os.path.splitext(file)[1] for file in files} & set(OTHER_FORMATS))
-        if not held and other:
+        if other:
             raise UnsupportedError(f"{name}: the hub has its weights only as {', '.join(other)}; {HOW_TO_CONVERT}")
-        if WEIGHTS_FILE in files:
-            wanted.append(WEIGHTS_FILE)
-        elif INDEX_FILE in files:
-            wanted.append(INDEX_FILE)
-        else:
-            wanted.extend(held)
+    if len(chosen) > 1:
+        raise UserError(
+            f"{name}: the hub has {', '.join(chosen)}, and nothing that says which of them belong together; fetch the one to "
+            "run, put its config.json beside it, and give the file as the model"
+        )
+    wanted += chosen
     if not wanted:
-        raise UserError(f"{name}: the hub has no config.json and no safetensors under that name; is it a model?")
+        raise UserError(f"{name}: the hub has no config.json and no weights to read under that name; is it a model?")
     folder = _fetch(name, wanted)
-    if INDEX_FILE in wanted:
+    if kind and chosen == [kind.index_file]:
         try:
-            shards = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
+            shards = set(json.loads((folder / kind.index_file).read_text(encoding="utf-8-sig"))["weight_map"].values())
         except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return folder  # a broken index: opening the folder says what is wrong with it
         _fetch(name, sorted(map(str, shards)))

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poptransformer.checkpoint import safetensors_file
-from poptransformer.checkpoint.safetensors_file import DTYPES, SafetensorsFile, aligned_empty
+from poptransformer.checkpoint import tensor_file
+from poptransformer.checkpoint.safetensors_file import DTYPES, SafetensorsFile
+from poptransformer.checkpoint.tensor_file import aligned_empty
 from poptransformer.errors import UnsupportedError, UserError
 
 library = pytest.importorskip("safetensors.numpy")
@@ -50,9 +51,9 @@ def is_ours(array):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 64 bytes, so that small tensors are read in many."""
-    monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(safetensors_file, "TRANSPOSE_ROWS", 4)
-    monkeypatch.setattr(safetensors_file, "MIN_SKIP_BYTES", 24)
+    monkeypatch.setattr(tensor_file, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(tensor_file, "TRANSPOSE_ROWS", 4)
+    monkeypatch.setattr(tensor_file, "MIN_SKIP_BYTES", 24)
 
 
 def test_pocket_model_as_the_library():

@@ -168,7 +168,7 @@ def test_offline_and_not_in_the_cache(cache):
 
 def test_offline_with_configuration_only(cache):
     snapshot = put_in_cache(cache, "gpt2-xl", config__json=b"{}")
-    with pytest.raises(UserError, match="gpt2-xl: the local hub cache has its configuration but no safetensors, and HF"):
+    with pytest.raises(UserError, match="gpt2-xl: the local hub cache has its configuration but no weights to read, and HF"):
         resolve_source("gpt2-xl")
     assert resolve_source("gpt2-xl", weights=False) == snapshot
 
@@ -276,7 +276,7 @@ def test_hub_with_other_formats_only(hub):
 
 def test_hub_without_a_model(hub):
     hub.files = {"README.md": b"x"}
-    with pytest.raises(UserError, match="org/model: the hub has no config.json and no safetensors under that name"):
+    with pytest.raises(UserError, match="org/model: the hub has no config.json and no weights to read under that name"):
         resolve_source("org/model")
 
 
