@@ -21,7 +21,7 @@ from poptransformer.generation.result import Generation, Piece
 from poptransformer.generation.row import Row
 from poptransformer.generation.settings import check_stop_ids, settings_per_row
 from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
-from poptransformer.models import find_model
+from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
@@ -31,6 +31,7 @@ from poptransformer.tokenizers import load_tokenizer
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
+LARGEST_MAX_LENGTH = 2**30  # where the model sets no limit: positions are int32
 MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 
 
@@ -57,6 +58,7 @@ class Session:
       kv_cache: precision of the KV cache; None takes that of the activations.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
+        RWKV has no limit but what it was trained on (context_length): that is for None, and any length can be set.
       num_replicas: tensor-parallel ranks. This version runs 1.
       layers_per_device: layers of each pipeline stage. This version runs one stage.
       custom_ops: "auto", True or False: whether this project's kernels run, see XlaEngine.
@@ -82,11 +84,11 @@ class Session:
         if _positive("num_replicas", num_replicas) != 1:
             raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
-        config = model if isinstance(model, dict) else self._checkpoint.config
+        config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
         _check_stages(layers_per_device, self.config.num_layers)
-        self.max_length = self._checked_max_length(max_length)
+        self.max_length = self._checked_max_length(max_length, model_class.has_positions)
         with REGISTER.scope(
             batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
             weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype,
@@ -373,11 +375,15 @@ class Session:
         self.timings_s[key] += seconds
         logger.info("%s in %.2f s", what, seconds)
 
-    def _checked_max_length(self, max_length):
+    def _checked_max_length(self, max_length, has_positions):
         limit = self.config.max_seq_len
         if max_length is None:
             return min(limit, DEFAULT_MAX_LENGTH)
         max_length = _positive("max_length", max_length)
+        if not has_positions:
+            if max_length > LARGEST_MAX_LENGTH:
+                raise UserError(f"max_length={max_length} is more than can be counted; set at most {LARGEST_MAX_LENGTH}")
+            return max_length
         if max_length > limit:
             why = getattr(self.config, "why_not_longer", "")
             raise UserError(
