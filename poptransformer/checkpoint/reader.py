@@ -128,16 +128,16 @@ def _open_folder(folder):
         if "config.json" not in present:
             raise UserError(f"{folder}: no checkpoint: it has neither config.json nor {FORMATS[0].weights_file}")
         return []
-    # A link that leads nowhere was listed, so that this can say so.
-    broken = [name for name in chosen if not is_present(folder / name)]
-    if broken:
-        raise UserError(f"{folder / broken[0]}: has gone while the folder was read")
+    for name in chosen:
+        is_present(folder / name)  # a link that leads nowhere was listed, so that this can say so
     if len(chosen) > 1 or "-of-" in chosen[0]:
-        standard = " nor ".join(filter(None, (kind.weights_file, kind.index_file)))
-        lacks = (
-            f", but neither {standard}, which says what belongs together; add the index, or" if standard else "; which is it?"
-        )
-        raise UserError(f"{folder}: has {_listing(chosen)}{lacks} give one file as the model")
+        if kind.weights_file:
+            lacks = (
+                f"but neither {kind.weights_file} nor {kind.index_file}, which says what belongs together; add the index, or"
+            )
+        else:
+            lacks = "and nothing says what belongs together;"
+        raise UserError(f"{folder}: has {_listing(chosen)}, {lacks} give one file as the model")
     name = chosen[0]
     passed_over = [
         other for other in present if (each := find_format(other)) not in (None, kind) and each.may_be_weights(other)

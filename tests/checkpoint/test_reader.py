@@ -1,6 +1,7 @@
 """Checkpoints as folders: one file, shards, and everything that can be missing."""
 
 import json
+import logging
 import pathlib
 import re
 import shutil
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from poptransformer.checkpoint import Checkpoint
+from poptransformer.checkpoint.formats import FORMATS, choose_weights
 from poptransformer.errors import UnsupportedError, UserError
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
@@ -34,9 +36,25 @@ def sharded(folder):
     return folder
 
 
-def write_index(folder, **shard_of):
-    weight_map = {name: f"model-{shard:05}-of-00002.safetensors" for name, shard in shard_of.items()}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+def write_index(folder, stem="model", suffix="safetensors", **shard_of):
+    weight_map = {name: f"{stem}-{shard:05}-of-00002.{suffix}" for name, shard in shard_of.items()}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def save_pickle(tensors, path):
+    torch = pytest.importorskip("torch")
+    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
+
+
+@pytest.fixture
+def sharded_pickles(folder):
+    """Weights a, b, c in two shards of torch.save, with what training leaves behind."""
+    save_pickle({"a": A, "b": B}, folder / "pytorch_model-00001-of-00002.bin")
+    save_pickle({"c": C}, folder / "pytorch_model-00002-of-00002.bin")
+    for name in ("optimizer.pt", "training_args.bin", "rng_state.pth", "other.bin"):
+        (folder / name).write_bytes(b"not read")
+    write_index(folder, "pytorch_model", "bin", a=1, b=1, c=2)
+    return folder
 
 
 def test_pocket_model():
@@ -83,6 +101,121 @@ def test_configuration_without_weights(folder):
     assert checkpoint.names() == [] and checkpoint.num_bytes == 0
     assert checkpoint.config == {"model_type": "gpt2"}
     assert checkpoint.generation_config == {}
+
+
+# Files of torch.save
+
+
+AS_WEIGHTS_ONLY = "a pickle, read as weights only: nothing in it is executed"
+
+
+def check_pickles(folder, caplog, named=None):
+    """Check that a, b, c are read from files of torch.save, and that it is logged once."""
+    with caplog.at_level(logging.INFO), Checkpoint.open(folder) as checkpoint:
+        assert sorted(checkpoint.names()) == ["a", "b", "c"]
+        assert checkpoint.num_bytes == 3 * A.nbytes
+        assert checkpoint.config == {"model_type": "gpt2"}
+        assert checkpoint.dtype("a") == np.float32 and checkpoint.stored_dtype("a") == "float32"
+        for name, wanted in (("a", A), ("b", B), ("c", C)):
+            np.testing.assert_array_equal(checkpoint.read(name), wanted)
+    notes = [message for message in caplog.messages if AS_WEIGHTS_ONLY in message]
+    assert notes == [f"{named or folder}: {AS_WEIGHTS_ONLY}"]
+
+
+def test_pickle_shards(sharded_pickles, caplog):
+    check_pickles(sharded_pickles, caplog, sharded_pickles / "pytorch_model.bin.index.json")
+
+
+def test_one_pickle(sharded_pickles, caplog):
+    path = sharded_pickles / "pytorch_model.bin"
+    save_pickle({"a": A, "b": B, "c": C}, path)
+    check_pickles(sharded_pickles, caplog, path)  # before the index, and nothing beside it is looked at
+
+
+@pytest.mark.parametrize("name", ["RWKV-4-Pile-169M-20220807-8023.pth", "model.pt", "weights.bin"])
+def test_a_pickle_of_another_name(folder, caplog, name):
+    save_pickle({"a": A, "b": B, "c": C}, folder / name)
+    (folder / "optimizer.pt").write_bytes(b"not read")
+    check_pickles(folder, caplog, folder / name)
+    assert f"{folder}: no pytorch_model.bin, reading {name}" in caplog.messages
+    caplog.clear()
+    check_pickles(folder / name, caplog)  # the file itself as the model
+
+
+def test_safetensors_go_before_pickles(sharded_pickles, caplog):
+    save_file({"a": A}, sharded_pickles / "model.safetensors")
+    with caplog.at_level(logging.INFO):
+        assert Checkpoint.open(sharded_pickles).names() == ["a"]
+    assert caplog.messages == [
+        f"{sharded_pickles}: reading model.safetensors and not other.bin, pytorch_model-00001-of-00002.bin, "
+        "pytorch_model-00002-of-00002.bin"
+    ]
+
+
+def test_whole_pickles_go_before_stray_safetensors(sharded_pickles, caplog):
+    save_file({"a": A}, sharded_pickles / "adapter.safetensors")
+    check_pickles(sharded_pickles, caplog, sharded_pickles / "pytorch_model.bin.index.json")
+    assert f"{sharded_pickles}: reading pytorch_model.bin.index.json and not adapter.safetensors" in caplog.messages
+
+
+def test_what_training_leaves_is_no_model(folder):
+    for name in ("optimizer.pt", "optimizer_1.bin", "scheduler.pt", "training_args.bin", "rng_state_0.pth", "tokenizer.bin"):
+        (folder / name).write_bytes(b"not read")
+    assert not Checkpoint.open(folder).has_weights
+
+
+def test_missing_pickle_shards(sharded_pickles):
+    (sharded_pickles / "pytorch_model-00002-of-00002.bin").unlink()
+    assert error(sharded_pickles) == (
+        f"{sharded_pickles}: 1 of the 2 shards in pytorch_model.bin.index.json are missing: pytorch_model-00002-of-00002.bin; "
+        "fetch them again"
+    )
+
+
+def test_pickle_shards_without_an_index(sharded_pickles):
+    (sharded_pickles / "pytorch_model.bin.index.json").unlink()
+    assert error(sharded_pickles) == (
+        f"{sharded_pickles}: has other.bin, pytorch_model-00001-of-00002.bin, pytorch_model-00002-of-00002.bin, but neither "
+        "pytorch_model.bin nor pytorch_model.bin.index.json, which says what belongs together; add the index, or give one file "
+        "as the model"
+    )
+
+
+@pytest.mark.parametrize("is_pickle", [False, True])
+def test_an_index_of_another_format(sharded_pickles, is_pickle):
+    save_file({"c": C}, sharded_pickles / "model-00002-of-00002.safetensors")
+    stem, suffix, suffixes = ("pytorch_model", "bin", "PyTorch files (named *.bin, *.pth, *.pt)")
+    foreign = "model-00002-of-00002.safetensors"
+    if not is_pickle:
+        stem, suffix, suffixes = "model", "safetensors", "safetensors files (named *.safetensors)"
+        foreign = "pytorch_model-00001-of-00002.bin"
+    weight_map = {"a": "pytorch_model-00001-of-00002.bin", "c": "model-00002-of-00002.safetensors"}
+    index = sharded_pickles / f"{stem}.{suffix}.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert error(sharded_pickles) == (
+        f"{index}: lists {foreign}, which should be {suffixes}; index and shards are not of one checkpoint"
+    )
+
+
+def test_a_truncated_shard_is_named(sharded_pickles):
+    path = sharded_pickles / "pytorch_model-00002-of-00002.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert error(sharded_pickles) == f"{path}: truncated or damaged: its zip directory cannot be read; fetch it again"
+
+
+def test_choices_between_formats():
+    """What the hub's list of files and a folder's are chosen by."""
+    safetensors, pytorch = (each for each in FORMATS if each.name in ("safetensors", "PyTorch"))
+    for names, wanted in (
+        ([], (None, [])),
+        (["README.md", "training_args.bin", "config.json"], (None, [])),
+        (["pytorch_model.bin", "model.safetensors.index.json"], (safetensors, ["model.safetensors.index.json"])),
+        (["pytorch_model.bin.index.json", "x.safetensors"], (pytorch, ["pytorch_model.bin.index.json"])),
+        (["pytorch_model.bin", "pytorch_model.bin.index.json"], (pytorch, ["pytorch_model.bin"])),
+        (["b.pth", "a.pth", "optimizer.pt"], (pytorch, ["a.pth", "b.pth"])),
+        (["b.pth", "x.safetensors"], (safetensors, ["x.safetensors"])),
+    ):
+        assert choose_weights(names) == wanted
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
@@ -156,12 +289,12 @@ def test_shards_without_an_index(sharded):
     assert "has model-00001-of-00002.safetensors, but neither" in error(sharded)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "pytorch_model-00001-of-00002.bin"])
+@pytest.mark.parametrize("name", ["tf_model.h5", "flax_model.msgpack", "model.onnx", "model.ckpt"])
 def test_other_formats(folder, name):
     (folder / name).touch()
     message = error(folder, UnsupportedError)
-    assert message.startswith(f"{folder}: has {name}, for which there is no reader; safetensors is the format read now;")
-    assert "save_pretrained" in message
+    assert message.startswith(f"{folder}: has {name}, for which there is no reader; read are .safetensors, .bin, .pth, .pt")
+    assert "fetch one of those" in message and "from_tf=True or from_flax=True" in message
 
 
 def test_damaged_file_is_named(folder):
@@ -193,6 +326,12 @@ def test_configuration(folder):
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match=r"generation_config.json: not valid JSON"):
         Checkpoint.open(folder).generation_config  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config"])
+def test_a_byte_order_mark_is_skipped(folder, name):
+    (folder / f"{name}.json").write_bytes(b'\xef\xbb\xbf{"model_type": "gpt2"}')
+    assert getattr(Checkpoint(folder), name) == {"model_type": "gpt2"}
 
 
 def test_unknown_weight(sharded):

@@ -80,6 +80,8 @@ def test_folder_and_file(no_hub, tmp_path, monkeypatch):
         ("/nothing/at/all", "/nothing/at/all: no such file or folder (/nothing is not there)"),
         ("a/b/c", "a/b/c: no such file or folder (a is not there)"),
         ("model.safetensors", "model.safetensors: no such file or folder"),
+        ("rwkv.pth", "rwkv.pth: no such file or folder"),
+        ("org/pytorch_model.bin", "org/pytorch_model.bin: no such file or folder (org is not there)"),
     ],
 )
 def test_missing_paths_are_not_asked_of_the_hub(no_hub, monkeypatch, text, message):
@@ -95,12 +97,17 @@ def test_a_missing_path_object_is_a_path(no_hub, tmp_path, monkeypatch):
 
 
 def test_files_of_other_kinds(no_hub, tmp_path):
-    for name in ("pytorch_model.bin", "model.gguf"):
+    for name in ("tf_model.h5", "model.onnx"):
         (tmp_path / name).touch()
-        with pytest.raises(UnsupportedError, match=rf"{name}: there is no reader for \.\w+ files; safetensors is"):
+        with pytest.raises(UnsupportedError, match=rf"{name}: there is no reader for \.\w+ files; read are \.safetensors, "):
             resolve_source(tmp_path / name)
+    for name in ("pytorch_model.bin", "rwkv.pth", "model.pt", "x.safetensors"):
+        (tmp_path / name).touch()
+        assert resolve_source(tmp_path / name) == tmp_path / name
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match="notes.txt is a file but not a checkpoint; give its folder"):
+    with pytest.raises(
+        UserError, match=r"notes.txt is a file but not a checkpoint; give its folder, or a \.safetensors, .* or \.\w+ file"
+    ):
         resolve_source(tmp_path / "notes.txt")
 
 
@@ -171,6 +178,11 @@ def test_offline_with_configuration_only(cache):
     with pytest.raises(UserError, match="gpt2-xl: the local hub cache has its configuration but no weights to read, and HF"):
         resolve_source("gpt2-xl")
     assert resolve_source("gpt2-xl", weights=False) == snapshot
+    (snapshot / "training_args.bin").touch()
+    with pytest.raises(UserError, match="has its configuration but no weights to read"):
+        resolve_source("gpt2-xl")
+    (snapshot / "pytorch_model.bin").touch()
+    assert resolve_source("gpt2-xl") == snapshot
 
 
 # A hub on this machine
@@ -268,8 +280,38 @@ def test_broken_index_of_the_hub(hub):
 
 
 def test_hub_with_other_formats_only(hub):
-    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
-    with pytest.raises(UnsupportedError, match=r"org/model: the hub has its weights only as \.bin; safetensors is the"):
+    hub.files = {"config.json": b"{}", "tf_model.h5": b"x", "training_args.bin": b"x"}
+    with pytest.raises(UnsupportedError, match=r"org/model: the hub has its weights only as \.h5; read are \.safetensors, "):
+        resolve_source("org/model")
+    assert not fetched(hub)
+
+
+def test_fetches_a_pickle_where_there_are_no_safetensors(hub):
+    useless = ("tf_model.h5", "training_args.bin", "optimizer.pt", "rng_state.pth", "other.bin", "onnx/model.bin")
+    hub.files = {name: b"x" for name in ("pytorch_model.bin", "ice_text.model", "tokenizer.model", "config.json", *useless)}
+    assert set(os.listdir(resolve_source("org/model"))) == set(hub.files) - {*useless}
+
+
+def test_fetches_the_pickle_shards_that_the_index_lists(hub):
+    index = {"weight_map": {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}}
+    hub.files = {"config.json": b"{}", "pytorch_model.bin.index.json": b"\xef\xbb\xbf" + json.dumps(index).encode()}
+    hub.files |= dict.fromkeys({*index["weight_map"].values(), "training_args.bin", "other.bin"}, b"x")
+    folder = resolve_source("org/model")
+    assert set(os.listdir(folder)) == set(hub.files) - {"training_args.bin", "other.bin"}
+
+
+def test_hub_with_one_pickle_of_another_name(hub):
+    hub.files = {"config.json": b"{}", "RWKV-4-Pile-169M.pth": b"x", "README.md": b"x"}
+    assert set(os.listdir(resolve_source("org/model"))) == {"config.json", "RWKV-4-Pile-169M.pth"}
+
+
+def test_hub_with_several_pickles(hub):
+    hub.files = {"config.json": b"{}", "ctx1024.pth": b"x", "ctx4096.pth": b"x"}
+    with pytest.raises(
+        UserError,
+        match=r"org/model: the hub has ctx1024.pth, ctx4096.pth, and nothing that says which of them belong together; fetch "
+        "the one to run, put its config.json beside it, and give the file as the model",
+    ):
         resolve_source("org/model")
     assert not fetched(hub)
 
