@@ -14,6 +14,7 @@ import platform
 import tempfile
 
 import numpy as np
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -37,32 +38,35 @@ PROMPTS = [[7], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(0, 250, 11)), [256
 NUM_NEW = 41
 
 
-def draw_weights(model, seed):
-    """Draw all weights wide, norms too, so that each of them shows in the logits, and decays from slow to sudden."""
-    generator = np.random.default_rng(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            drawn = generator.standard_normal(parameter.shape)
-            if "ln" in name and name.endswith("weight"):
-                drawn = 1 + 0.3 * drawn
-            elif name.endswith("bias"):
-                drawn = 0.3 * drawn
-            elif "time_mix" in name:
-                drawn = 0.5 + 0.3 * drawn
-            elif name.endswith("time_decay"):
-                drawn = 2 * drawn - 2
-            elif name.endswith("weight") and "embeddings" not in name:
-                drawn = 2 * drawn / math.sqrt(parameter.shape[1])
-            parameter.copy_(torch.from_numpy(drawn.astype(np.float32)))
+def draw_weights(config, seed):
+    """Draw all weights wide, norms too, so that each of them shows in the logits, and decays from slow to sudden.
+
+    Returns: dict of name -> tensor; a tied weight once.
+    """
+    with torch.device("meta"):  # without memory, and without transformers' own weights, which take long to draw
+        shapes = {name: parameter.shape for name, parameter in transformers.RwkvForCausalLM(config).named_parameters()}
+    generator, tensors = np.random.default_rng(seed), {}
+    for name, shape in sorted(shapes.items()):
+        drawn = generator.standard_normal(shape)
+        if "ln" in name and name.endswith("weight"):
+            drawn = 1 + 0.3 * drawn
+        elif name.endswith("bias"):
+            drawn = 0.3 * drawn
+        elif "time_mix" in name:
+            drawn = 0.5 + 0.3 * drawn
+        elif name.endswith("time_decay"):
+            drawn = 2 * drawn - 2
+        elif name.endswith("weight") and "embeddings" not in name:
+            drawn = 2 * drawn / math.sqrt(shape[1])
+        tensors[name] = torch.from_numpy(drawn.astype(np.float32))
+    return tensors
 
 
 def make_tiny(folder):
-    config = transformers.RwkvConfig(**TINY, use_cache=False, architectures=["RwkvForCausalLM"])
-    model = transformers.RwkvForCausalLM(config).eval()
-    draw_weights(model, seed=3)
-    model.generation_config = transformers.GenerationConfig(bos_token_id=256, eos_token_id=256)
-    model.save_pretrained(folder)
-    folder.joinpath("model.safetensors").chmod(0o644)
+    config = transformers.RwkvConfig(**TINY, use_cache=False, architectures=["RwkvForCausalLM"], dtype="float32")
+    config.save_pretrained(folder)
+    transformers.GenerationConfig(bos_token_id=256, eos_token_id=256).save_pretrained(folder)
+    safetensors.torch.save_file(draw_weights(config, seed=3), folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
 
 
