@@ -49,6 +49,8 @@ from poptransformer.ops.shape import (
     transpose,
 )
 from poptransformer.ops.softmax import softmax, token_log_prob
+from poptransformer.ops.token_shift import token_shift
+from poptransformer.ops.wkv import wkv
 
 __all__ = [
     "OPS", "add", "argmax", "attention", "broadcast_to", "cast", "concat", "div", "dynamic_update", "equal", "exp",
@@ -56,5 +58,6 @@ __all__ = [
     "logical_and", "logical_not", "logical_or", "loop", "mark_tokens", "matmul", "maximum", "minimum", "mul", "neg",
     "packed_gather", "packed_linear",
     "reduce_any", "reduce_max", "reduce_sum", "relu", "repetition_penalty", "reshape", "rms_norm", "rope", "sample",
-    "select", "sigmoid", "silu", "slice_axis", "softmax", "split", "sqrt", "sub", "tanh", "token_log_prob", "transpose",
+    "select", "sigmoid", "silu", "slice_axis", "softmax", "split", "sqrt", "sub", "tanh", "token_log_prob", "token_shift",
+    "transpose", "wkv",
 ]  # fmt: skip

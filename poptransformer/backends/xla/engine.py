@@ -22,7 +22,7 @@ from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
     "attention", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
-    "shape", "softmax",
+    "shape", "softmax", "token_shift", "wkv",
 )  # fmt: skip
 for _family in _FAMILIES:
     importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
@@ -230,5 +230,5 @@ def _custom_op_library(platform, custom_ops):
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
-        logger.warning("attention, linear and gather run as plain XLA, several times slower: %s", error)
+        logger.warning("attention, gather, linear and wkv run as plain XLA, several times slower: %s", error)
         return None
