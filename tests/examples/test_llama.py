@@ -40,7 +40,7 @@ def test_token_ids():
 
 def test_a_chat(tmp_path):
     write_folder("byte_level", tmp_path)
-    config = json.loads((REPOSITORY / "tests" / "golden" / "llama-tiny" / "config.json").read_text())
+    config = json.loads((REPOSITORY / "tests" / "golden" / "llama" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 280}))
     chat = "inputs.chat=[{role: user, content: Hi},{role: assistant, content: Ho},{role: user, content: Why?}]"
     options = [f"model.hf_model_name={tmp_path}", "model.random_weights=true", "session.backend=reference", "model.seed=1"]
