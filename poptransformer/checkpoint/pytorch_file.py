@@ -225,9 +225,7 @@ class PytorchFile(TensorFile):
         if version != LEGACY_VERSION or not isinstance(system, Pairs):
             raise UserError(f"{self.path}: not a file of torch.save: its version is not {LEGACY_VERSION}")
         is_little = system.named().get("little_endian")
-        self._check_byte_order(
-            {True: "little", False: "big"}.get(is_little if isinstance(is_little, bool) else None, "unknown")
-        )
+        self._check_byte_order("little" if is_little is True else "big" if is_little is False else "unknown")
         value, keys = reader.read(), reader.read()
         if type(keys) is not list or not all(type(key) is str and key in storages for key in keys):
             raise reader.damaged("its list of storages is not sound")

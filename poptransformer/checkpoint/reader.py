@@ -146,7 +146,7 @@ def _open_folder(folder, weights):
     ]
     if passed_over:
         logger.info("%s: reading %s and not %s", folder, name, _listing(passed_over))
-    elif name not in (kind.weights_file, kind.index_file):
+    elif kind.weights_file and name not in (kind.weights_file, kind.index_file):
         logger.info("%s: no %s, reading %s", folder, kind.weights_file, name)
     return _open_shards(kind, folder / name) if name == kind.index_file else _open_one(kind, folder / name, weights)
 

@@ -1,7 +1,7 @@
 """ChatGLM-6B, the first generation: two kinds of position, a context that sees itself whole, residuals of the normed input.
 
-A row is a context, then <sop> and what is generated. The context has a blank, [gMASK] or [MASK], which the generated text fills:
-its tokens all stand at the blank's position and count 1, 2, ... by themselves (the block position); in the context that is 0.
+A row is a context, then <sop> and what is generated. The context has a blank, [gMASK] or [MASK], which the generated text
+fills: its tokens all stand at the blank's position and count 1, 2, ... by themselves (the block position, 0 in the context).
 
 Source: Du et al. 2022, arXiv:2103.10360; Zeng et al. 2023, arXiv:2210.02414; modeling_chatglm.py of THUDM/chatglm-6b.
 """

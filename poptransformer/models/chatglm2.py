@@ -1,6 +1,7 @@
 """ChatGLM2-6B, ChatGLM3-6B and GLM-4 in their original form: multi-query attention, half of each head turning, a gated MLP.
 
-Source: Zeng et al. 2023, arXiv:2210.02414; GLM team 2024, arXiv:2406.12793; modeling_chatglm.py of THUDM/chatglm2-6b, chatglm3-6b.
+Source: Zeng et al. 2023, arXiv:2210.02414; GLM team 2024, arXiv:2406.12793; modeling_chatglm.py of THUDM/chatglm2-6b and
+THUDM/chatglm3-6b.
 """
 
 from __future__ import annotations

