@@ -492,7 +492,9 @@ def test_full_sizes(hidden_size, num_layers, num_parameters):
     config = {"model_type": "rwkv", "vocab_size": 50277, "hidden_size": hidden_size, "num_hidden_layers": num_layers}
     model_class = find_model(config)
     half = np.dtype(np.float16)
-    with REGISTER.scope(batch_size=2, max_length=2048, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half):
+    with REGISTER.scope(
+        batch_size=2, max_length=2048, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half, packing=None
+    ):
         model = model_class(model_class.config_class.from_hf(config))
     parameters = model.named_parameters()
     assert sum(int(np.prod(parameter.shape)) for parameter in parameters.values()) == num_parameters

@@ -78,7 +78,7 @@ def test_a_platform_that_is_not_there(tiny):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (None, "model=None: wanted a folder, a .safetensors file, a hub name or a dict"),
+        (None, "model=None: wanted a folder, a file of weights, a hub name or a dict"),
         (5, "model=5: wanted a folder"),
         ("", "model is an empty string"),
         ("./nowhere", "./nowhere: no such file or folder"),
