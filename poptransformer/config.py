@@ -2,6 +2,10 @@
 
 An example's script is then
 
+    run_example("gpt2")
+
+and one that does something of its own with the model
+
     @main(config_dir="gpt2", config_name="sharding")
     def run(config: Config):
         with config.open_session() as session:
@@ -158,6 +162,22 @@ def main(config_dir: str, config_name: str):
         return run
 
     return decorate
+
+
+def run_example(config_dir: str) -> None:
+    """Generate what the command line and a family's config ask for, and print it with the figures: see report.show.
+
+    Args:
+      config_dir: folder under configs/; its sharding.yaml counts unless `--config-name` chooses another.
+    """
+    from poptransformer.report import show
+
+    @main(config_dir=config_dir, config_name="sharding")
+    def run(config: Config):
+        with config.open_session() as session:
+            show(session, config)
+
+    run()
 
 
 def check_overrides(arguments: list[str]) -> None:
