@@ -108,14 +108,18 @@ class _Tokenizer:
     clean_up = ()
     _first_id = 0  # id of the model's first piece
 
-    def __init__(self, path, model):
+    def __init__(self, path):
+        self._path = path
+        self._model = self._load(_read(path))
+        self._num_pieces = self._model.GetPieceSize()
+
+    def _load(self, data):
         import sentencepiece
 
-        self._path = path
-        self._model = sentencepiece.SentencePieceProcessor()
-        with errors_as(f"{path}: not a tokenizer that sentencepiece can read"):
-            self._model.LoadFromSerializedProto(model)
-        self._num_pieces = self._model.GetPieceSize()
+        model = sentencepiece.SentencePieceProcessor()
+        with errors_as(f"{self._path}: not a tokenizer that sentencepiece can read"):
+            model.LoadFromSerializedProto(data)
+        return model
 
     def _set_special(self, special):
         own = {
@@ -185,7 +189,7 @@ class ChatGLMTokenizer(_Tokenizer):
     """
 
     def __init__(self, path, num_image_tokens=0, do_lower_case=False, remove_space=False):
-        super().__init__(path, _with_control_tokens(path))
+        super().__init__(path)
         self._first_id = num_image_tokens
         self._do_lower_case, self._remove_space = do_lower_case, remove_space
         self._set_special({token: self._model.PieceToId(token) + num_image_tokens for token in V1_SPECIAL})
@@ -194,6 +198,11 @@ class ChatGLMTokenizer(_Tokenizer):
         blanks = ((f"<|blank_{n}|>", " " * n) for n in range(2, MAX_BLANKS + 1))
         self.clean_up = (("<n>", "\n"), ("<|tab|>", "\t"), *blanks)
         self.chat_format = _Rounds(self, first=0, gap="\n", is_single_bare=True)
+
+    def _load(self, data):
+        model = super()._load(data)
+        complete = _with_control_tokens(data, model, self._path)
+        return model if complete is data else super()._load(complete)
 
     def encode(self, text):
         """Return the ids of a prompt: text, [gMASK], <sop>.
@@ -237,7 +246,7 @@ class ChatGLM2Tokenizer(_Tokenizer):
     control_tokens = V2_SPECIAL
 
     def __init__(self, path):
-        super().__init__(path, _read(path))
+        super().__init__(path)
         self._set_special({token: self._num_pieces + i for i, token in enumerate(self.control_tokens)})
         self.bos_token_id, self.eos_token_id = (
             token_id if token_id >= 0 else None for token_id in (self._model.bos_id(), self._model.eos_id())
@@ -357,18 +366,17 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 _BYTE_FALLBACK = b"\x12\x03\x98\x02\x01"  # trainer_spec (2) { byte_fallback (35): true }
 
 
-def _with_control_tokens(path):
-    """Return ice_text.model, in which the control tokens are tokens of their own and no text spells them.
+def _with_control_tokens(data, model, path):
+    """Return ice_text.model's bytes, in which the control tokens are tokens of their own and no text spells them.
 
     The first release's file ends before them, and its code adds them, the tokens of white space and the bytes. Where they
     are there, but as pieces that text can spell, their type is changed.
-    """
-    import sentencepiece
 
-    data = _read(path)
-    model = sentencepiece.SentencePieceProcessor()
-    with errors_as(f"{path}: not a tokenizer that sentencepiece can read"):
-        model.LoadFromSerializedProto(data)
+    Args:
+      data: the file's bytes, given back as they are if nothing is to be done.
+      model: sentencepiece's reading of them.
+      path: what messages call it.
+    """
     known = {token: model.PieceToId(token) for token in V1_SPECIAL}
     there = {token for token, piece in known.items() if piece != model.unk_id()}
     if not there:

@@ -73,7 +73,7 @@ class Tokenizer:
       bos_token_id, eos_token_id: ids, or None.
       vocab_size: tokens, added ones included (the model's embedding may have more rows).
       clean_up: pairs (text, replacement) that decode applies in order, mostly none.
-      chat_template: text, list or dict, see chat_template.choose; None looks into the folder when it is needed.
+      chat_template: text, list or dict, see chat_template.choose; nothing looks into the folder when it is needed.
       token_names: what chat templates know tokens by, bos_token and so on; None for those of the ids above.
     """
 
@@ -143,7 +143,7 @@ class Tokenizer:
 
         Raises: UserError if it has none, or one that cannot be read.
         """
-        template, where = self.chat_template, self._where
+        template, where = self.chat_template or None, self._where
         if template is None and self._path is not None:
             template, where = chat_template.read_chat_template(pathlib.Path(self._path))
         if template is None:

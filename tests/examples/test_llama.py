@@ -1,11 +1,13 @@
 """examples/llama/inference.py as people run it: a process of its own."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+from chat_cases import write_folder
 from conftest import REPOSITORY
 
 pytest.importorskip("hydra", reason="needs hydra-core: pip install -r requirements.txt")
@@ -36,12 +38,26 @@ def test_token_ids():
     assert "Traceback" not in err
 
 
+def test_a_chat(tmp_path):
+    write_folder("byte_level", tmp_path)
+    config = json.loads((REPOSITORY / "tests" / "golden" / "llama-tiny" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 280}))
+    chat = "inputs.chat=[{role: user, content: Hi},{role: assistant, content: Ho},{role: user, content: Why?}]"
+    options = [f"model.hf_model_name={tmp_path}", "model.random_weights=true", "session.backend=reference", "model.seed=1"]
+    out, _ = run(*options, chat, "model.max_new_tokens=3", "model.ignore_eos=true")
+    assert re.match(r"--- Why\?\n(.*\n)+?\ndevice +numpy", out), out
+    assert re.search(r"^decode +[\d.]+ ms/token over 3 tokens in 3 steps$", out, re.MULTILINE)
+    _, err = run(*options, "inputs.chat=[{role: usr, content: Hi}]", status=1)
+    assert err == "error: message 0: unknown role 'usr'; did you mean 'user'?; roles: system, user, assistant\n"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ([], "config key 'model.hf_model_name' has no value; set model.hf_model_name=..."),
         ([TINY, "inputs.prompts=[[7]]", "model.max_length=68"], "max_length=68 is more than the model's 67 positions; set at"),
         ([TINY], "the checkpoint has no tokenizer"),
+        ([TINY, "inputs.chat=Hello"], "chat needs a tokenizer and the checkpoint has none; put its tokenizer.json or"),
     ],
 )
 def test_errors_are_one_line(overrides, message):

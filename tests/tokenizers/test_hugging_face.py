@@ -149,6 +149,17 @@ def test_older_files_go_through_transformers(tmp_path):
     assert ours.encode("Once upon a time") == load_tokenizer(POCKET).encode("Once upon a time")
 
 
+def test_code_of_a_checkpoint_never_runs(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    (tmp_path / "vocab.json").write_text("{}")
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tokenizer: pass\n")
+    edit(tmp_path / "tokenizer_config.json", tokenizer_class="Theirs", auto_map={"AutoTokenizer": ["theirs.Tokenizer", None]})
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether it may"))
+    with pytest.raises(UserError, match="transformers cannot read its tokenizer"):
+        load_tokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_tokenizer_in_python_goes_through_a_lock():
     from poptransformer.tokenizers.hugging_face import _PythonBackend
 
