@@ -49,7 +49,7 @@ class Session:
             print(session.generate("Once upon a time", max_new_tokens=64)[0].text)
 
     Args:
-      model: a folder or .safetensors file with its config.json beside it, the name of a model on the Hugging Face hub, or
+      model: a folder, a file of weights with its config.json beside it, a GGUF file, a name on the Hugging Face hub, or
         a dict in the form of a config.json (with random_weights=True).
       backend: "xla" or "reference" (NumPy, slow, for tests).
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).

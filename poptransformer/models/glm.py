@@ -56,7 +56,7 @@ class GLMConfig:
                 activation=config.get("hidden_act", "silu"),
                 norm_eps=read.number("rms_norm_eps", 1.5625e-7),
                 is_tied=read.switch("tie_word_embeddings", False),
-                qkv_bias=read.switch("attention_bias", False),
+                qkv_bias=read.switch("attention_bias", True),
                 rope=RopeScaling.from_hf(config, max_seq_len, default_share=0.5),
             )
 

@@ -235,13 +235,15 @@ def _add_tokens(backend, vocabulary):
     """Enter the tokens that are found whole in texts: control tokens, which decoding skips, and the user's own."""
     from tokenizers import AddedToken
 
-    found = {CONTROL: [], USER_DEFINED: []}
+    special, own = [], []
     for text, token_id in vocabulary.ids.items():
-        if vocabulary.types[token_id] in found and text:
-            is_special = vocabulary.types[token_id] == CONTROL
-            found[vocabulary.types[token_id]].append(AddedToken(text, special=is_special, normalized=False))
-    backend.add_special_tokens(found[CONTROL])
-    backend.add_tokens(found[USER_DEFINED])
+        kind = vocabulary.types[token_id]
+        if kind in (CONTROL, UNKNOWN) and text:
+            special.append(AddedToken(text, special=True, normalized=False))
+        elif kind == USER_DEFINED and text:
+            own.append(AddedToken(text, special=False, normalized=False))
+    backend.add_special_tokens(special)
+    backend.add_tokens(own)
 
 
 def _add_around(backend, header, vocabulary, bos, eos, adds_bos):

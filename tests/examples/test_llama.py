@@ -10,9 +10,12 @@ import pytest
 from chat_cases import write_folder
 from conftest import REPOSITORY
 
+from poptransformer.checkpoint import fetch
+
 pytest.importorskip("hydra", reason="needs hydra-core: pip install -r requirements.txt")
 
 TINY = "model.hf_model_name=tests/golden/llama"
+SMOLLM2 = fetch.find("smollm2")  # while tests are collected: later on they have a cache folder of their own
 
 
 def run(*overrides, status=0):
@@ -40,7 +43,7 @@ def test_token_ids():
 
 def test_a_chat(tmp_path):
     write_folder("byte_level", tmp_path)
-    config = json.loads((REPOSITORY / "tests" / "golden" / "llama-tiny" / "config.json").read_text())
+    config = json.loads((REPOSITORY / "tests" / "golden" / "llama" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 280}))
     chat = "inputs.chat=[{role: user, content: Hi},{role: assistant, content: Ho},{role: user, content: Why?}]"
     options = [f"model.hf_model_name={tmp_path}", "model.random_weights=true", "session.backend=reference", "model.seed=1"]
@@ -51,9 +54,19 @@ def test_a_chat(tmp_path):
     assert err == "error: message 0: unknown role 'usr'; did you mean 'user'?; roles: system, user, assistant\n"
 
 
+@pytest.mark.skipif(SMOLLM2 is None, reason=f"smollm2 is not fetched: {fetch.how_to_fetch('smollm2')}")
+def test_smollm2():
+    """The config's own question to the chat model, the beginning of the answer."""
+    settings = "model.max_length=64", "model.max_new_tokens=12"
+    out, err = run("--config-name=smollm2", f"model.hf_model_name={SMOLLM2}", *settings)
+    assert out.startswith("--- Why is the sky blue?\nThe answer to this question lies in the intricate dance of light\n"), out
+    assert "weights     538.1 MB read per token" in out and "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["--config-name=smollm2"], "smollm2: is not fetched yet; run `python -m poptransformer.checkpoint.fetch smollm2`"),
         ([], "config key 'model.hf_model_name' has no value; set model.hf_model_name=..."),
         ([TINY, "inputs.prompts=[[7]]", "model.max_length=68"], "max_length=68 is more than the model's 67 positions; set at"),
         ([TINY], "the checkpoint has no tokenizer"),

@@ -21,7 +21,7 @@ BASE = {
     "eos_token_id": [1, 2],
 }
 VARIANTS = {
-    "biases": {"attention_bias": True},
+    "no biases": {"attention_bias": False},
     "tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "whole heads turn": {"partial_rotary_factor": 1.0, "rope_theta": 300.0, "rms_norm_eps": 1e-2},
     "yarn": {

@@ -138,3 +138,18 @@ def test_calls_that_cannot_be_used(templated, monkeypatch, call, messages, setti
 def test_a_model_without_a_tokenizer(tiny):
     with Session(tiny, backend="reference") as session, pytest.raises(UserError, match="the checkpoint has none; put its"):
         session.chat("x")
+
+
+@pytest.mark.parametrize("name", ["chatglm6b", "chatglm2", "chatglm3"])
+def test_chatglm(name):
+    """The model's idea of its control tokens is the tokenizer's."""
+    pytest.importorskip("sentencepiece")
+    messages = [{"role": "user", "content": "[MASK] 你好"}, {"role": "assistant", "content": "b"}, *QUESTION]
+    with Session(REPOSITORY / "tests" / "golden" / name, backend="reference") as session:
+        answer = session.chat(messages, max_new_tokens=4, ignore_eos=True)
+        assert len(answer.token_ids) == 4 and answer.text == session.tokenizer.decode(answer.token_ids)
+        ids, special = answer.prompt_token_ids, session.tokenizer.special
+        assert special["[MASK]"] not in ids and ids.count(special["[gMASK]"]) == 1
+        if name == "chatglm6b":
+            assert ids[-2:] == [session.config.gmask_token_id, session.config.sop_token_id]
+        assert session.score("你好").shape[0] > 1

@@ -172,7 +172,7 @@ def test_equals_sentencepiece(tmp_path, pieces, piece_model):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     lines = (POCKET / "valid.txt").read_text(encoding="utf-8")[60000:80000].splitlines()
     # A text of a null character is none for SentencePiece's own normaliser.
-    for text in (*(text.replace("\x00", "") for text in TEXTS), *lines, "<0x41><unk>", "▁a ▁", " a", "  a"):
+    for text in (*(text.replace("\x00", "") for text in TEXTS), *lines, "<0x41>", "▁a ▁", " a", "  a"):
         ids = tokenizer.encode(text)
         assert ids[:1] == [1] and ids[1:] == piece_model.encode(text), text
         assert tokenizer.decode(ids) == piece_model.decode(ids[1:]), text
@@ -193,7 +193,8 @@ def test_control_tokens_and_the_users_own(tmp_path, pieces, piece_model):
     once, girl = piece_model.encode("Once"), piece_model.encode("girl")
     assert tokenizer.encode("Once</s>girl<user>Once") == [1, *once, 2, *girl, last - 1, *once]
     assert tokenizer.encode("Once  girl") == [1, *once, last, *girl]
-    assert tokenizer.is_special(2) and not tokenizer.is_special(last)
+    assert tokenizer.encode("<unk>") == [1, 0]  # as llama.cpp and transformers have it
+    assert tokenizer.is_special(0) and tokenizer.is_special(2) and not tokenizer.is_special(last)
     assert tokenizer.decode([1, *once, 2, last - 1]) == "Once<user>"
 
 
