@@ -26,6 +26,10 @@ SHAPES = {
         "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096,
         "rope_theta": 10000.0, "tie_word_embeddings": False,
     },
+    "rwkv-4-169m": {
+        "model_type": "rwkv", "vocab_size": 50277, "hidden_size": 768, "num_hidden_layers": 12, "context_length": 1024,
+        "layer_norm_epsilon": 1e-5, "rescale_every": 6,
+    },
 }  # fmt: skip
 
 

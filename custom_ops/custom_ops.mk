@@ -25,6 +25,9 @@ CUSTOM_OPS_FLAGS_avx512 := $(CUSTOM_OPS_FLAGS_avx2) -mavx512f -mavx512bw -mavx51
 # GCC 12 takes the deliberately undefined operands inside its own AVX-512 intrinsics for mistakes (GCC bug 105593).
 CUSTOM_OPS_FLAGS_avx512 += -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option
 
+# This one's AVX-512 build is run only where there is VNNI as well.
+$(CUSTOM_OPS_BUILD)/packed_linear/%.avx512.o: CUSTOM_OPS_FLAGS_avx512 += -mavx512vnni
+
 CUSTOM_OPS_SOURCES := $(wildcard custom_ops/*/*.cc)
 CUSTOM_OPS_KERNELS := $(filter %_kernel.cc,$(CUSTOM_OPS_SOURCES))
 CUSTOM_OPS_OBJECTS := \

@@ -70,6 +70,7 @@ class GlobalArgs:
     num_replicas: int
     batch_size: int
     precision: str
+    group_size: int | None
     kv_cache: str | None
 
 

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from poptransformer.errors import UserError
+from poptransformer.packing import Packing
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -54,6 +55,7 @@ class Parameter:
       name: the name the model gives it, e.g. ``transformer.h.0.attn.c_attn.weight``.
       shape, dtype: as the graph sees it.
       shard: "column", "row", "vocab" or None (each rank holds it whole).
+      packing: what the bytes of a packed matrix mean; None for an array of numbers.
       load: a function without arguments that reads the array when a backend asks for it; set by the model.
       init: how random weights are drawn, "normal" (deviation 0.02), "ones" or "zeros"; used where `load` is None.
     """
@@ -64,10 +66,16 @@ class Parameter:
     shard: str | None = None
     load: Callable[[], np.ndarray] | None = None
     init: str = "normal"
+    packing: Packing | None = None
 
     @property
     def spec(self):
         return Spec(self.shape, self.dtype)
+
+    @property
+    def logical_shape(self) -> tuple[int, ...]:
+        """Shape of the weight itself, packed or not."""
+        return (self.packing.out_features, self.packing.in_features) if self.packing else self.shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

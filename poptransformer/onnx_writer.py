@@ -424,7 +424,13 @@ def _loop(writer, node, max_steps, body):
 # ---- ops of our own
 
 
-@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob")
+@_translates("packed_linear", "packed_gather")
+def _packed(writer, node, packing, out_dtype):
+    _own(writer, node, kind=packing.kind, group_size=packing.group_size, out_features=packing.out_features,
+         in_features=packing.in_features, out_dtype=writer.dtype(out_dtype))  # fmt: skip
+
+
+@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob", "token_shift", "wkv")
 def _own(writer, node, **attributes):
     inputs, outputs = ([writer.ref(value) for value in values] for values in (node.inputs, node.outputs))
     attributes = {name: value for name, value in attributes.items() if value is not None}

@@ -71,11 +71,10 @@ def report(session, generations: list[Generation]) -> str:
     bandwidth = session.memory_bandwidth_gb_per_s()
     share = f"{gb_per_s / bandwidth:.0%} of the {bandwidth:.1f} GB/s measured now" if bandwidth else "bandwidth not measured"
     device = session.device_info
-    precision = session.precision
     lines = {
         "device": f"{device.platform}, {device.name}",
         "custom ops": device.custom_ops,
-        "precision": f"{precision.name}, KV cache {precision.cache_dtype.name}",
+        "precision": f"{session.precision}, {session.model.memory} {session.model.states()[0].dtype.name}",
         "batch size": f"{session.batch_size}, up to {session.max_length} tokens a row",
         "weights": f"{session.weight_bytes_per_token / 1e6:.1f} MB read per token",
         "open": f"{session.timings_s['open']:.2f} s (config, tokenizer, device)",

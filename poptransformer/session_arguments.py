@@ -11,12 +11,13 @@ from poptransformer.errors import UnsupportedError, UserError
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
+LARGEST_MAX_LENGTH = 2**30  # where the model sets no limit: positions are int32
 
 
 def check_types(model, random_weights, execution_cache_dir) -> None:
     """Refuse values that no later step would name."""
     if not isinstance(model, (str, os.PathLike, dict)):
-        raise UserError(f"model={model!r}: wanted a folder, a .safetensors file, a hub name or a dict")
+        raise UserError(f"model={model!r}: wanted a folder, a file of weights, a hub name or a dict")
     if not isinstance(random_weights, bool):
         raise UserError(f"random_weights={random_weights!r}: wanted true or false")
     if not isinstance(execution_cache_dir, (str, os.PathLike, type(None))):
@@ -30,12 +31,16 @@ def positive(name, value) -> int:
     return int(value)
 
 
-def check_max_length(max_length, config) -> int:
-    """The most tokens of a row: what was asked for, within the limit of the model's config."""
+def check_max_length(max_length, config, has_positions=True) -> int:
+    """The most tokens of a row: what was asked for, within the limit of the model's config if its positions end there."""
     limit = config.max_seq_len
     if max_length is None:
         return min(limit, DEFAULT_MAX_LENGTH)
     max_length = positive("max_length", max_length)
+    if not has_positions:
+        if max_length > LARGEST_MAX_LENGTH:
+            raise UserError(f"max_length={max_length} is more than can be counted; set at most {LARGEST_MAX_LENGTH}")
+        return max_length
     if max_length > limit:
         why = getattr(config, "why_not_longer", "")
         raise UserError(

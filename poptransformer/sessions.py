@@ -20,7 +20,7 @@ from poptransformer.generation.result import Generation, Piece
 from poptransformer.generation.row import Row
 from poptransformer.generation.settings import check_stop_ids, settings_per_row
 from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
-from poptransformer.models import find_model
+from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
@@ -53,10 +53,12 @@ class Session:
         a dict in the form of a config.json (with random_weights=True).
       backend: "xla" or "reference" (NumPy, slow, for tests).
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
-      precision: "fp32", "bf16" or "fp16".
-      kv_cache: precision of the KV cache; None takes that of the activations.
+      precision: "fp32", "bf16", "fp16", or "int8" or "int4" for packed weights.
+      kv_cache: "fp32", "bf16" or "fp16" for the KV cache; None takes that of the activations, fp16 beside packed weights.
+      group_size: weights that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
+        RWKV has no limit but what it was trained on (context_length): that is for None, and any length can be set.
       num_replicas: tensor-parallel ranks. This version runs 1.
       layers_per_device: layers of each pipeline stage. This version runs one stage.
       custom_ops: "auto", True or False: whether this project's kernels run, see XlaEngine.
@@ -67,24 +69,25 @@ class Session:
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", precision="fp32", kv_cache=None, batch_size=1, max_length=None,
-        num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None, random_weights=False,
+        self, model, *, backend="xla", platform="auto", precision="fp32", kv_cache=None, group_size=None, batch_size=1,
+        max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
+        random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()
         check_types(model, random_weights, execution_cache_dir)
-        self.precision = find_precision(precision, kv_cache)
+        self.precision = find_precision(precision, kv_cache, group_size)
         self.batch_size = positive("batch_size", batch_size)
         if positive("num_replicas", num_replicas) != 1:
             raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
-        config = model if isinstance(model, dict) else self._checkpoint.config
+        config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
         check_stages(layers_per_device, self.config.num_layers)
-        self.max_length = check_max_length(max_length, self.config)
+        self.max_length = check_max_length(max_length, self.config, model_class.has_positions)
         with REGISTER.scope(
             batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
-            weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype,
+            weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype, packing=self.precision.packing,
         ):  # fmt: skip
             self.model = model_class(self.config)
         if not random_weights:

@@ -155,7 +155,9 @@ def rewrite(family, folder, change=dict, **keys):
 def build(config, max_length=2048):
     """The model of a config in 16 bits, without weights."""
     model_class, half = find_model(config), np.dtype(np.float16)
-    with REGISTER.scope(batch_size=2, max_length=max_length, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half):
+    with REGISTER.scope(
+        batch_size=2, max_length=max_length, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half, packing=None
+    ):
         return model_class(model_class.config_class.from_hf(config))
 
 

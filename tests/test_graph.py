@@ -203,7 +203,7 @@ from poptransformer.models import find_model
 from poptransformer.register import REGISTER
 config = {"model_type": "gpt2", "vocab_size": 17, "n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 8}
 kind = find_model(config)
-types = dict(dtype=np.float32, weight_dtype=np.float32, cache_dtype=np.float32)
+types = dict(packing=None, dtype=np.float32, weight_dtype=np.float32, cache_dtype=np.float32)
 with REGISTER.scope(batch_size=1, max_length=8, world_size=1, **types):
     model = kind(kind.config_class.from_hf(config))
 assert len(list(model.build_decode().walk())) > 10

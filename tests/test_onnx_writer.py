@@ -18,7 +18,10 @@ onnx_reference = pytest.importorskip("onnx.reference")
 f32, i32 = np.float32, np.int32
 POCKET = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 64}
 ELEMENT_TYPES = {"float32": onnx.TensorProto.FLOAT, "bfloat16": onnx.TensorProto.BFLOAT16, "float16": onnx.TensorProto.FLOAT16}
-OWN = {"attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob"}
+OWN = {
+    "packed_linear", "packed_gather", "attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob",
+    "token_shift", "wkv",
+}  # fmt: skip
 
 
 def session(precision="fp32", **options):

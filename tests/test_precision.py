@@ -17,10 +17,26 @@ def test_dtypes(name, dtype):
         assert (mixed.weight_dtype, mixed.dtype, mixed.cache_dtype) == (dtype, dtype, cache_dtype)
 
 
-@pytest.mark.parametrize("name", ["int8", "float32", "FP32", "", 16])
+@pytest.mark.parametrize("name", ["int5", "float32", "FP32", "", 16])
 def test_other_names_are_refused_with_the_list(name):
     with pytest.raises(UnsupportedError) as caught:
         precision(name)
-    assert str(caught.value) == f"precision={name!r} is not supported; this version has fp32, bf16, fp16"
+    assert str(caught.value) == f"precision={name!r} is not supported; this version has fp32, bf16, fp16, int8, int4"
     with pytest.raises(NotImplementedError, match="kv_cache=.* is not supported; this version has fp32, bf16, fp16"):
         precision("fp32", name)
+
+
+def test_packed_precisions():
+    found = precision("int4")
+    assert (found.packing, found.dtype, found.cache_dtype, str(found)) == (("int4", 32), np.float32, np.float16, "int4")
+    found = precision("int8", "fp32", -1)
+    assert (found.packing, found.cache_dtype, str(found)) == (("int8", -1), np.float32, "int8, one group a row")
+    assert precision("bf16").packing is None
+
+
+def test_group_sizes_are_checked():
+    for size in (0, 48, True, "32"):
+        with pytest.raises(UnsupportedError, match="group_size=.* is not supported; there are 32, 64, 128, -1"):
+            precision("int4", group_size=size)
+    with pytest.raises(UnsupportedError, match="group_size=32 goes with precision int8 or int4, not with fp32"):
+        precision("fp32", group_size=32)

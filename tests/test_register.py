@@ -84,5 +84,5 @@ def test_each_thread_has_its_own_values(register):
 def test_registers_are_independent_and_the_real_one_is_empty_by_itself(register):
     with register.scope(batch_size=5), pytest.raises(UserError, match="no value here"):
         _ = REGISTER.batch_size
-    with REGISTER.scope(batch_size=1, max_length=2, weight_dtype=3, dtype=4, cache_dtype=5, world_size=6):
+    with REGISTER.scope(batch_size=1, max_length=2, weight_dtype=3, packing=None, dtype=4, cache_dtype=5, world_size=6):
         assert REGISTER.world_size == 6

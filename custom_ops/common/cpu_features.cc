@@ -66,6 +66,15 @@ Isa ActiveIsa() {
   return isa;
 }
 
+bool HasAvx512Vnni() {
+#if defined(__x86_64__)
+  uint32_t a, b, c, d;
+  return DetectIsa() == Isa::kAvx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & Bit(11));
+#else
+  return false;
+#endif
+}
+
 const char* IsaName(Isa isa) {
   switch (isa) {
     case Isa::kAvx512:

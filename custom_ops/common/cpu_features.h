@@ -17,6 +17,9 @@ Isa ActiveIsa();
 
 const char* IsaName(Isa isa);
 
+// Whether the CPU has AVX-512's dot products of 8-bit integers. A question apart from ActiveIsa, which may have been lowered.
+bool HasAvx512Vnni();
+
 // Picks a kernel table. Only the portable one exists outside x86-64.
 #if defined(__x86_64__)
 #define POPTRANSFORMER_SELECT_ISA(function)                                              \

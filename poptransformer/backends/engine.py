@@ -135,6 +135,8 @@ class Engine(abc.ABC):
 
 def random_weight(parameter: Parameter) -> np.ndarray:
     """Draw a weight for runs without a checkpoint; the same name gives the same numbers."""
+    if parameter.packing:
+        return parameter.packing.draw(zlib.crc32(parameter.name.encode()))
     if parameter.init != "normal":
         return np.full(parameter.shape, 1 if parameter.init == "ones" else 0, parameter.dtype)
     generator = np.random.default_rng(zlib.crc32(parameter.name.encode()))

@@ -66,6 +66,11 @@ class Checkpoint:
         for file in self._files:
             file.close()
 
+    @property
+    def has_config(self):
+        """Whether there is a config.json."""
+        return is_present(self.path / "config.json")
+
     @functools.cached_property
     def config(self):
         """What config.json says, as a dict. Raises: UserError if it is missing or broken."""

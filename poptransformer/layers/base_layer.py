@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from poptransformer.graph import Parameter, Value
+from poptransformer.packing import Packing
 from poptransformer.register import REGISTER
 
 
@@ -20,6 +23,7 @@ class BaseLayer:
         self.name = name
         self.dtype = REGISTER.dtype
         self.weight_dtype = REGISTER.weight_dtype
+        self.packing = REGISTER.packing
 
     def __call__(self, x: Value, *args, **kwargs):
         with x.graph.scope(self.name):
@@ -32,6 +36,13 @@ class BaseLayer:
     def parameter(self, suffix: str, shape, dtype=None, shard=None, init="normal") -> Parameter:
         """Make a parameter called `<layer>.<suffix>`; dtype defaults to that of the activations."""
         return Parameter(f"{self.name}.{suffix}", tuple(shape), dtype or self.dtype, shard, init=init)
+
+    def matrix(self, suffix: str, out_features: int, in_features: int, shard=None) -> Parameter:
+        """Make a matrix [out_features, in_features] called `<layer>.<suffix>`, packed where the precision says so."""
+        if self.packing is None:
+            return self.parameter(suffix, (out_features, in_features), self.weight_dtype, shard)
+        packing = Packing(*self.packing, out_features, in_features)
+        return Parameter(f"{self.name}.{suffix}", packing.shape, np.dtype(np.uint8), shard, packing=packing)
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters of the layer and of the layers in its attributes (and in lists of them), each once."""

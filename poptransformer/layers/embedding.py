@@ -13,12 +13,18 @@ class Embedding(BaseLayer):
 
     Args:
       shard: "vocab" cuts the table's rows over the ranks, None keeps it whole.
+      is_tied: whether the head shares the table, which is then packed as matrices are.
     """
 
-    def __init__(self, name, num_embeddings, hidden_size, shard=None):
+    def __init__(self, name, num_embeddings, hidden_size, shard=None, is_tied=False):
         super().__init__(name)
-        self.weight = self.parameter("weight", (num_embeddings, hidden_size), shard=shard)
+        if is_tied:
+            self.weight = self.matrix("weight", num_embeddings, hidden_size, shard)
+        else:
+            self.weight = self.parameter("weight", (num_embeddings, hidden_size), shard=shard)
 
     def forward(self, ids):
         """ids: [B, T] int32 -> [B, T, D]."""
+        if self.weight.packing:
+            return ops.packed_gather(ids.graph.parameter(self.weight), ids, self.weight.packing, self.dtype)
         return ops.gather(ids.graph.parameter(self.weight), ids)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from poptransformer import ops
 from poptransformer.errors import UserError
+from poptransformer.graph import Parameter, Value
 from poptransformer.layers.base_layer import BaseLayer
 
 SHARDS = ("column", "row", None)
+
+
+def multiply(x: Value, weight: Parameter, bias: Value | None = None, out_dtype=None) -> Value:
+    """x W^T + b for a matrix that is packed or not."""
+    if weight.packing:
+        return ops.packed_linear(x, x.graph.parameter(weight), weight.packing, bias, out_dtype)
+    return ops.linear(x, x.graph.parameter(weight), bias, out_dtype)
 
 
 class Linear(BaseLayer):
@@ -26,11 +34,11 @@ class Linear(BaseLayer):
         super().__init__(name)
         if shard not in SHARDS:
             raise UserError(f"{name}: shard={shard!r}; choose one of {', '.join(map(str, SHARDS))}")
-        self.weight = self.parameter("weight", (out_features, in_features), self.weight_dtype, shard)
+        self.weight = self.matrix("weight", out_features, in_features, shard)
         bias_shard = shard if shard == "column" else None
         self.bias = self.parameter("bias", (out_features,), shard=bias_shard, init="zeros") if bias else None
 
     def forward(self, x):
         """x: [..., in_features] -> [..., out_features]."""
         bias = x.graph.parameter(self.bias) if self.bias else None
-        return ops.linear(x, x.graph.parameter(self.weight), bias)
+        return multiply(x, self.weight, bias)

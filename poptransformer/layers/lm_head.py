@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from poptransformer import ops
 from poptransformer.graph import Parameter
 from poptransformer.layers.base_layer import BaseLayer
+from poptransformer.layers.linear import multiply
 
 
 class LMHead(BaseLayer):
@@ -21,10 +21,10 @@ class LMHead(BaseLayer):
 
     def __init__(self, name, hidden_size, vocab_size, tied: Parameter | None = None, bias=False):
         super().__init__(name)
-        self.weight = tied or self.parameter("weight", (vocab_size, hidden_size), self.weight_dtype, shard="vocab")
+        self.weight = tied or self.matrix("weight", vocab_size, hidden_size, shard="vocab")
         self.bias = self.parameter("bias", (vocab_size,), shard="vocab", init="zeros") if bias else None
 
     def forward(self, x):
         """x: [B, T, D] -> [B, T, V] float32."""
         bias = x.graph.parameter(self.bias) if self.bias else None
-        return ops.linear(x, x.graph.parameter(self.weight), bias, out_dtype=np.float32)
+        return multiply(x, self.weight, bias, out_dtype=np.float32)

@@ -13,6 +13,7 @@ from poptransformer.models.gpt_neox import GPTNeoX
 from poptransformer.models.llama import Llama
 from poptransformer.models.opt import OPT
 from poptransformer.models.phi import Phi
+from poptransformer.models.rwkv import RWKV
 
 # Keys that only one generation's config has. All ChatGLM generations have the same model_type.
 CHATGLM_KEYS = ("inner_hidden_size", "max_sequence_length", "position_encoding_2d")
@@ -48,7 +49,21 @@ MODELS = {
     "phi": Phi,
     "qwen2": Llama,
     "qwen3": Llama,
+    "rwkv": RWKV,
 }
+
+
+def read_model_config(checkpoint) -> dict:
+    """Return a checkpoint's config.json; where there is none, what a family tells from the weights, in the same form.
+
+    Raises: UserError if the file is missing and the weights' names and shapes do not say enough, or if it is broken.
+    """
+    if not checkpoint.has_config and checkpoint.has_weights:
+        for model_class in dict.fromkeys(each for each in MODELS.values() if hasattr(each, "config_from_weights")):
+            config = model_class.config_from_weights(checkpoint)
+            if config:
+                return config
+    return checkpoint.config
 
 
 def find_model(config: dict):

@@ -6,6 +6,7 @@ import functools
 import logging
 
 from poptransformer.checkpoint.weights import WantedWeight, match_weights
+from poptransformer.errors import UserError
 from poptransformer.graph import Parameter
 from poptransformer.layers import BaseLayer
 
@@ -30,8 +31,8 @@ class BaseModel(BaseLayer):
         return False
 
     def transform(self, parameter_name: str, array):
-        """Turn a checkpoint's tensor, read in the parameter's dtype and shape, into the parameter: for rows in another
-        order, say. Most are taken as they are.
+        """Turn a checkpoint's tensor, in the parameter's shape (and its dtype, if it is not packed), into the parameter: for
+        rows in another order, say. Most are taken as they are.
         """
         return array
 
@@ -52,7 +53,7 @@ class BaseModel(BaseLayer):
         wanted = {
             name: WantedWeight(
                 self.checkpoint_keys(name),
-                parameter.shape[::-1] if self.is_transposed(name) else parameter.shape,
+                parameter.logical_shape[::-1] if self.is_transposed(name) else parameter.logical_shape,
                 self.shape_meaning(name),
             )
             for name, parameter in parameters.items()
@@ -61,5 +62,10 @@ class BaseModel(BaseLayer):
             parameters[name].load = functools.partial(self._load, checkpoint, key, parameters[name])
 
     def _load(self, checkpoint, key, parameter):
-        array = checkpoint.read(key, dtype=parameter.dtype, transpose=self.is_transposed(parameter.name))
-        return self.transform(parameter.name, array)
+        dtype = None if parameter.packing else parameter.dtype
+        array = checkpoint.read(key, dtype=dtype, transpose=self.is_transposed(parameter.name))
+        array = self.transform(parameter.name, array)
+        try:
+            return parameter.packing.pack(array) if parameter.packing else array
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None

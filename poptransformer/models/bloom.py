@@ -105,7 +105,7 @@ class Bloom(DecoderModel):
     def __init__(self, config: BloomConfig):
         name, width = "transformer", config.hidden_size
         super().__init__(name, config)
-        self.token_embedding = Embedding(f"{name}.word_embeddings", config.vocab_size, width, shard="vocab")
+        self.token_embedding = Embedding(f"{name}.word_embeddings", config.vocab_size, width, "vocab", config.is_tied)
         self.embedding_norm = LayerNorm(f"{name}.word_embeddings_layernorm", width, config.norm_eps)
         self.blocks = [BloomBlock(f"{name}.h.{i}", config) for i in range(config.num_layers)]
         self.final_norm = LayerNorm(f"{name}.ln_f", width, config.norm_eps)

@@ -163,7 +163,9 @@ class ChatGLM(DecoderModel):
     def __init__(self, config: ChatGLMConfig):
         super().__init__("transformer", config)
         rope = make_rope(config)
-        self.token_embedding = Embedding("transformer.word_embeddings", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding(
+            "transformer.word_embeddings", config.vocab_size, config.hidden_size, "vocab", is_tied=True
+        )
         self.blocks = [ChatGLMBlock(f"transformer.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = LayerNorm("transformer.final_layernorm", config.hidden_size, config.norm_eps)
         self.lm_head = LMHead("lm_head", config.hidden_size, config.vocab_size, self.token_embedding.weight)

@@ -49,10 +49,14 @@ class DecoderModel(BaseModel):
     Attributes:
       row_inputs: names of numbers that layers want to know of each row, beside its tokens; `describe_row` gives them.
       needs_whole_prompt: whether a prompt must be prefilled in one piece, as later tokens change what earlier ones see.
+      has_positions: whether rows end at config.max_seq_len; False: they can go on beyond what the model was trained on.
+      memory: what the states are, for reports.
     """
 
     row_inputs: tuple[str, ...] = ()
     needs_whole_prompt = False
+    has_positions = True
+    memory = "KV cache"
 
     def __init__(self, name, config):
         super().__init__(name)
@@ -73,7 +77,7 @@ class DecoderModel(BaseModel):
         return {}
 
     def states(self) -> list[State]:
-        """States of all layers (KV caches), in the order of the layers."""
+        """States of all layers (KV caches, recurrent states), in the order of the layers."""
         found, pending = [], [self]
         while pending:
             layer = pending.pop(0)

@@ -107,7 +107,7 @@ class Gemma(DecoderModel):
     def __init__(self, config: GemmaConfig):
         super().__init__("model", config)
         rope = config.rope.rope(config.head_dim, REGISTER.max_length)
-        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.blocks = [GemmaBlock(f"model.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.norm_eps, is_wide=True)
         tied = self.token_embedding.weight if config.is_tied else None

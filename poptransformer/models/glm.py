@@ -94,7 +94,7 @@ class GLM(DecoderModel):
     def __init__(self, config: GLMConfig):
         super().__init__("model", config)
         rope = dataclasses.replace(config.rope.rope(config.head_dim, REGISTER.max_length), interleaved=True)
-        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.blocks = [GLMBlock(f"model.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.norm_eps)
         tied = self.token_embedding.weight if config.is_tied else None

@@ -88,7 +88,7 @@ class GPT2(DecoderModel):
 
     def __init__(self, config: GPT2Config):
         super().__init__("transformer", config)
-        self.token_embedding = Embedding("transformer.wte", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("transformer.wte", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.position_embedding = Embedding("transformer.wpe", config.max_seq_len, config.hidden_size)
         self.blocks = [GPT2Block(f"transformer.h.{i}", config, i) for i in range(config.num_layers)]
         self.final_norm = LayerNorm("transformer.ln_f", config.hidden_size, config.norm_eps)

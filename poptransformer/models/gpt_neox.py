@@ -104,7 +104,7 @@ class GPTNeoX(DecoderModel):
     def __init__(self, config: GPTNeoXConfig):
         super().__init__("gpt_neox", config)
         rope = config.rope.rope(config.hidden_size // config.num_heads, REGISTER.max_length)
-        self.token_embedding = Embedding("gpt_neox.embed_in", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("gpt_neox.embed_in", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.blocks = [GPTNeoXBlock(f"gpt_neox.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = LayerNorm("gpt_neox.final_layer_norm", config.hidden_size, config.norm_eps)
         tied = self.token_embedding.weight if config.is_tied else None

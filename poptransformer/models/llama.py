@@ -161,7 +161,7 @@ class Llama(DecoderModel):
     def __init__(self, config: LlamaConfig):
         super().__init__("model", config)
         rope = config.rope.rope(config.head_dim, REGISTER.max_length)
-        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.blocks = [LlamaBlock(f"model.layers.{i}", config, rope, window) for i, window in enumerate(config.windows)]
         self.final_norm = RMSNorm("model.norm", config.hidden_size, config.norm_eps)
         tied = self.token_embedding.weight if config.is_tied else None

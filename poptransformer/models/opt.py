@@ -96,7 +96,9 @@ class OPT(DecoderModel):
     def __init__(self, config: OPTConfig):
         name, width = "model.decoder", config.hidden_size
         super().__init__(name, config)
-        self.token_embedding = Embedding(f"{name}.embed_tokens", config.vocab_size, config.embedding_size, shard="vocab")
+        self.token_embedding = Embedding(
+            f"{name}.embed_tokens", config.vocab_size, config.embedding_size, "vocab", config.is_tied
+        )
         self.position_embedding = Embedding(f"{name}.embed_positions", config.max_seq_len + POSITION_OFFSET, width)
         self.project_in = self.project_out = None
         if config.embedding_size != width:

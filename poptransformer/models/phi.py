@@ -93,7 +93,7 @@ class Phi(DecoderModel):
     def __init__(self, config: PhiConfig):
         super().__init__("model", config)
         rope = config.rope.rope(config.hidden_size // config.num_heads, REGISTER.max_length)
-        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, shard="vocab")
+        self.token_embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.blocks = [PhiBlock(f"model.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = LayerNorm("model.final_layernorm", config.hidden_size, config.norm_eps)
         tied = self.token_embedding.weight if config.is_tied else None

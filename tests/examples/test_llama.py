@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from poptransformer.checkpoint import fetch
 pytest.importorskip("hydra", reason="needs hydra-core: pip install -r requirements.txt")
 
 TINY = "model.hf_model_name=tests/golden/llama"
+BARE = "model.hf_model_name=tests/golden/gpt2"  # has no tokenizer
 SMOLLM2 = fetch.find("smollm2")  # while tests are collected: later on they have a cache folder of their own
 
 
@@ -33,9 +35,16 @@ def run(*overrides, status=0):
     return done.stdout, done.stderr
 
 
-def test_token_ids():
-    """The tiny checkpoint has no tokenizer; the numbers are those of tests/golden/llama.json."""
-    out, err = run("--config-name=sharding", TINY, "inputs.prompts=[[7],[262,0,260]]", "model.max_new_tokens=5")
+def test_token_ids(tmp_path):
+    """A checkpoint without a tokenizer; the numbers are those of tests/golden/llama.json."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(REPOSITORY / "tests" / "golden" / "llama" / name, tmp_path)
+    out, err = run(
+        "--config-name=sharding",
+        f"model.hf_model_name={tmp_path}",
+        "inputs.prompts=[[7],[262,0,260]]",
+        "model.max_new_tokens=5",
+    )
     assert re.match(r"--- \[7\]\n\[1, 60, 132, 14, 148\]\n\n--- \[262, 0, 260\]\n\[193, 219, 145, 250, 246\]\n", out), out
     assert re.search(r"^batch size +2, up to 67 tokens a row$", out, re.MULTILINE)
     assert "Traceback" not in err
@@ -69,8 +78,9 @@ def test_smollm2():
         (["--config-name=smollm2"], "smollm2: is not fetched yet; run `python -m poptransformer.checkpoint.fetch smollm2`"),
         ([], "config key 'model.hf_model_name' has no value; set model.hf_model_name=..."),
         ([TINY, "inputs.prompts=[[7]]", "model.max_length=68"], "max_length=68 is more than the model's 67 positions; set at"),
-        ([TINY], "the checkpoint has no tokenizer"),
-        ([TINY, "inputs.chat=Hello"], "chat needs a tokenizer and the checkpoint has none; put its tokenizer.json or"),
+        ([BARE], "the checkpoint has no tokenizer"),
+        ([TINY, "inputs.chat=Hello"], "tests/golden/llama: the model has no chat template; put chat_template into its"),
+        ([BARE, "inputs.chat=Hello"], "chat needs a tokenizer and the checkpoint has none; put its tokenizer.json or"),
     ],
 )
 def test_errors_are_one_line(overrides, message):

@@ -21,7 +21,7 @@ f32, i32 = np.dtype(np.float32), np.dtype(np.int32)
     ],
 )
 def test_options(options, wanted):
-    with REGISTER.scope(batch_size=2, max_length=16, world_size=1, dtype=f32, weight_dtype=f32, cache_dtype=f32):
+    with REGISTER.scope(batch_size=2, max_length=16, world_size=1, dtype=f32, weight_dtype=f32, cache_dtype=f32, packing=None):
         layer = Attention("layer", hidden_size=6, num_heads=2, **options)
     graph = Graph("test")
     rows = [graph.input(name, (2,), i32) for name in ("cache_len", "num_tokens", "context_len")]

@@ -377,7 +377,9 @@ def test_full_sizes(width, num_layers, num_heads, num_parameters):
     config = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": width, "n_layer": num_layers, "n_head": num_heads}
     model_class = find_model(config)
     half = np.dtype(np.float16)
-    with REGISTER.scope(batch_size=2, max_length=1024, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half):
+    with REGISTER.scope(
+        batch_size=2, max_length=1024, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half, packing=None
+    ):
         model = model_class(model_class.config_class.from_hf(config))
     parameters = model.named_parameters()
     assert sum(int(np.prod(parameter.shape)) for parameter in parameters.values()) == num_parameters

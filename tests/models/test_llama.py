@@ -444,7 +444,9 @@ MISTRAL_7B = {
 def test_full_sizes(config, num_parameters, num_weights):
     model_class = find_model(config)
     half = np.dtype(np.float16)
-    with REGISTER.scope(batch_size=2, max_length=2048, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half):
+    with REGISTER.scope(
+        batch_size=2, max_length=2048, world_size=1, dtype=half, weight_dtype=half, cache_dtype=half, packing=None
+    ):
         model = model_class(model_class.config_class.from_hf(config))
     parameters = model.named_parameters()
     assert sum(int(np.prod(parameter.shape)) for parameter in parameters.values()) == num_parameters

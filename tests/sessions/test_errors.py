@@ -49,7 +49,7 @@ def test_arguments_that_cannot_be_used(tiny, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"num_replicas": 2}, {"layers_per_device": [1, 2]}, {"precision": "int4"}, {"backend": "popart"}]
+    "arguments", [{"num_replicas": 2}, {"layers_per_device": [1, 2]}, {"precision": "int3"}, {"backend": "popart"}]
 )
 def test_what_is_not_built_yet(tiny, arguments):
     with pytest.raises(UnsupportedError):
@@ -78,7 +78,7 @@ def test_a_platform_that_is_not_there(tiny):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (None, "model=None: wanted a folder, a .safetensors file, a hub name or a dict"),
+        (None, "model=None: wanted a folder, a file of weights, a hub name or a dict"),
         (5, "model=5: wanted a folder"),
         ("", "model is an empty string"),
         ("./nowhere", "./nowhere: no such file or folder"),

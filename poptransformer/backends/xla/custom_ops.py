@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 2, "gather": 1, "linear": 1}
+OPS = {"attention": 2, "gather": 1, "linear": 1, "packed_linear": 1, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
@@ -145,6 +145,48 @@ def linear(x, weight, bias, out_dtype):
     bias = jax.numpy.zeros(0, x.dtype) if bias is None else bias.astype(x.dtype)
     result = jax.ShapeDtypeStruct((rows.shape[0], weight.shape[0]), out_dtype)
     return jax.ffi.ffi_call(target_name("linear"), result)(rows, weight, bias).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def packed_linear(x, weight, bias, packing, out_dtype):
+    """y = x W^T + b with a packed W, for any number of rows; x is quantised to 8 bits on the way.
+
+    Args:
+      x: [..., I], float32, bfloat16 or float16.
+      weight: uint8 of packing.shape.
+      bias: [O], dtype of x, or None.
+      packing: poptransformer.packing.Packing.
+      out_dtype: one of the same floating dtypes.
+    Returns: [..., O]. A row's result does not depend on the other rows.
+    """
+    load_cpu_library()
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    bias = jax.numpy.zeros(0, x.dtype) if bias is None else bias.astype(x.dtype)
+    result = jax.ShapeDtypeStruct((rows.shape[0], packing.out_features), out_dtype)
+    call = jax.ffi.ffi_call(target_name("packed_linear"), result)
+    y = call(rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size))
+    return y.reshape(*x.shape[:-1], packing.out_features)
+
+
+def wkv(key, value, time_decay, time_first, wkv_state, cache_len, num_tokens):
+    """RWKV-4's recurrence over the new tokens of each row, in one pass.
+
+    Args:
+      key, value: [B, T, D], float32, bfloat16 or float16.
+      time_decay, time_first: [D], float32.
+      wkv_state: [B, 3, D], float32. Updated in place where XLA may reuse it (donated, or carried through a loop), else copied
+        first.
+      cache_len: [B], int32; rows with 0 begin without a token, whatever their state holds.
+      num_tokens: [B], int32, how many of the T tokens are real; the others give 0 and change nothing.
+    Returns: out [B, T, D] with the dtype of key, wkv_state.
+    Raises: when run, an XLA error that names the row if num_tokens > T or a length is negative; nothing is written.
+    """
+    load_cpu_library()
+    call = jax.ffi.ffi_call(
+        target_name("wkv"),
+        (jax.ShapeDtypeStruct(key.shape, key.dtype), jax.ShapeDtypeStruct(wkv_state.shape, wkv_state.dtype)),
+        input_output_aliases={4: 1},
+    )
+    return call(key, value, time_decay, time_first, wkv_state, cache_len, num_tokens)
 
 
 def _load():

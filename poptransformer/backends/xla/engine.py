@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from poptransformer.backends.engine import DeviceInfo, Engine
+from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compile_cache
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
 from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
-    "attention", "elementwise", "layer_norm", "linear", "loop", "reduce", "rms_norm", "rope", "sample", "shape", "softmax",
+    "attention", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
+    "shape", "softmax", "token_shift", "wkv",
 )  # fmt: skip
 for _family in _FAMILIES:
     importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
@@ -75,6 +76,8 @@ class XlaEngine(Engine):
         self._parameters[parameter.name] = array.block_until_ready()
 
     def _random(self, parameter):
+        if parameter.packing:
+            return jax.device_put(random_weight(parameter), self.device)
         with jax.default_device(self.device):
             key = jax.random.key(zlib.crc32(parameter.name.encode()))
             return _draw(key, parameter.shape, jnp.dtype(parameter.dtype), parameter.init)
@@ -227,5 +230,5 @@ def _custom_op_library(platform, custom_ops):
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
-        logger.warning("attention, linear and gather run as plain XLA, several times slower: %s", error)
+        logger.warning("attention, gather, linear and wkv run as plain XLA, several times slower: %s", error)
         return None

@@ -1,0 +1,64 @@
+// Cuts a call into runs of blocks for the thread pool. Few rows are quantised by the calling thread, so that there is one
+// parallel region; many rows by all of them, in a region before it.
+//
+// Measured: see benchmarks/ops/bench_packed_linear.py.
+#include "packed_linear/packed_linear.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "common/cpu_features.h"
+#include "common/scratch.h"
+#include "common/thread_pool.h"
+#include "packed_linear/packed_linear_kernel.h"
+
+namespace poptransformer {
+namespace {
+
+constexpr int64_t kSerialBytes = 64 << 10;    // of weights times tiles of rows: done sooner by one thread than another wakes
+constexpr int64_t kTaskBytes = 32 << 10;      // per task at least
+constexpr int64_t kTasksPerThread = 8;        // evens out cores that other processes slow down
+constexpr int64_t kSerialValues = 32 << 10;   // of x: quantised by the calling thread
+
+PackedLinearKernels Kernels() {
+#if defined(__x86_64__)
+  // The AVX-512 build multiplies with VNNI, which the first CPUs with AVX-512 lack.
+  if (ActiveIsa() == Isa::kAvx512 && !HasAvx512Vnni()) return avx2::PackedLinear();
+#endif
+  return POPTRANSFORMER_SELECT_ISA(PackedLinear);
+}
+
+int64_t Align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+void PackedLinear(const PackedLinearArgs& a) {
+  static const PackedLinearKernels kernels = Kernels();
+  if (a.num_rows == 0 || a.out_features == 0) return;
+  const int64_t units = a.num_rows * a.num_units(), groups = a.num_rows * a.num_groups();
+  const int64_t code_bytes = units * kPackedUnit, unit_bytes = Align(units * 4), group_bytes = Align(groups * 4);
+  // Stays in use until the outputs are done: tasks must not ask for scratch themselves.
+  char* memory = reinterpret_cast<char*>(ThreadScratch((Align(code_bytes) + 2 * unit_bytes + group_bytes) / 4));
+  QuantizedRows rows;
+  rows.codes = reinterpret_cast<int8_t*>(memory);
+  rows.scales = reinterpret_cast<float*>(memory += Align(code_bytes));
+  rows.offsets = reinterpret_cast<int32_t*>(memory += unit_bytes);
+  rows.group_sums = reinterpret_cast<float*>(memory += unit_bytes);
+  if (code_bytes <= kSerialValues) {
+    kernels.quantize(a, rows, 0, a.num_rows);
+  } else {
+    const int64_t num_tasks = std::min(a.num_rows, NumThreads() * kTasksPerThread);
+    ParallelFor(num_tasks, [&](int64_t task) {
+      kernels.quantize(a, rows, a.num_rows * task / num_tasks, a.num_rows * (task + 1) / num_tasks);
+    });
+  }
+  const int64_t blocks = (a.out_features + kPackedBlockRows - 1) / kPackedBlockRows;
+  const int64_t bytes = blocks * a.block_bytes * ((a.num_rows + 7) / 8);
+  if (bytes < kSerialBytes) return kernels.blocks(a, rows, 0, blocks);
+  const int64_t num_tasks = std::max<int64_t>(1, std::min({NumThreads() * kTasksPerThread, bytes / kTaskBytes, blocks}));
+  ParallelFor(num_tasks, [&](int64_t task) {
+    kernels.blocks(a, rows, blocks * task / num_tasks, blocks * (task + 1) / num_tasks);
+  });
+}
+
+}  // namespace poptransformer
