@@ -7,8 +7,8 @@ from poptransformer.errors import UnsupportedError
 
 ACTIVATIONS = {
     "gelu": ops.gelu,
-    "gelu_fast": ops.gelu_tanh,
     "gelu_new": ops.gelu_tanh,
+    "gelu_fast": ops.gelu_tanh,
     "gelu_pytorch_tanh": ops.gelu_tanh,
     "relu": ops.relu,
     "silu": ops.silu,

@@ -310,7 +310,7 @@ BASE = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 6, "n_head": 2, "n_lay
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type='mamba' is not supported; this version runs causal language models of gpt2, "),
+        ({"model_type": "mamba"}, "model_type='mamba' is not supported; this version runs causal language models of bloom, "),
         ({"model_type": None}, "model_type=None is not supported"),
         ({"model_type": ["gpt2"]}, "model_type=['gpt2'] is not supported"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "architectures=['GPT2ForSequenceClassification']"),
