@@ -234,7 +234,17 @@ SECOND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("config, size", [(FIRST, 6_173_286_400), (SECOND, 6_243_584_000)], ids=["6b", "2-6b and 3-6b"])
+GLM_4 = SECOND | {"padded_vocab_size": 151552, "num_layers": 40, "seq_length": 131072, "rope_ratio": 500}
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        pytest.param(FIRST, 6_173_286_400, id="6b"),
+        pytest.param(SECOND, 6_243_584_000, id="2-6b and 3-6b"),
+        pytest.param(GLM_4, 9_399_951_360, id="glm-4 as it was published"),
+    ],
+)
 def test_sizes_of_the_published_models(config, size):
     assert parity.num_elements(parity.build(config)) == size
 
