@@ -66,15 +66,20 @@ def check_same_as_golden(family, folder):
 
 def check_sixteen_bits(family, precision):
     """In 16 bits, results are no further from float32 than those of transformers in the same precision."""
+    check_folder_in_sixteen_bits(golden_folder(family), precision, vocab_size=263, num_tokens=64)
+
+
+def check_folder_in_sixteen_bits(folder, precision, vocab_size, num_tokens):
+    """As check_sixteen_bits, for a checkpoint of rows of at least num_tokens + 3."""
     torch, transformers = import_torch_and_transformers()
-    folder, ids = golden_folder(family), [int(i) for i in np.random.default_rng(1).integers(0, 263, 64)]
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, vocab_size, num_tokens)]
     logits = []
     for dtype in (torch.float32, {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         with torch.no_grad():
             logits.append(model(torch.tensor([ids])).logits[0].float().numpy())
     wanted, theirs = logits
-    with Session(folder, precision=precision, max_length=67, custom_ops=False) as session:
+    with Session(folder, precision=precision, max_length=num_tokens + 3, custom_ops=False) as session:
         ours = rms(session.logits(ids) - wanted)
     assert 0 < ours <= rms(theirs - wanted)  # seen: 0.74 to 0.97 times theirs
 

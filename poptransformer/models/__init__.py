@@ -66,6 +66,10 @@ def read_model_config(checkpoint) -> dict:
     return checkpoint.config
 
 
+# How `architectures` ends for causal language models.
+CAUSAL_LM = ("LMHeadModel", "ForCausalLM", "Model", "ChatGLMForConditionalGeneration")
+
+
 def find_model(config: dict):
     """Return the model class for a checkpoint's config.json.
 
@@ -74,7 +78,7 @@ def find_model(config: dict):
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
     names = architectures if isinstance(architectures, list) else [architectures]
-    other_heads = [name for name in names if not str(name).endswith(("LMHeadModel", "ForCausalLM", "Model"))]
+    other_heads = [name for name in names if not str(name).endswith(CAUSAL_LM)]
     if not isinstance(model_type, str) or model_type not in MODELS or other_heads:
         what = f"architectures={architectures}" if other_heads else f"model_type={model_type!r}"
         raise UnsupportedError(

@@ -22,6 +22,8 @@ from poptransformer.models.fused_qkv import part_by_part
 
 # The original builds every block as one of 28, whatever num_layers says.
 RESIDUAL_SCALE = math.sqrt(2 * 28)
+# The first release (before v1.1) has its blanks' ids in its code, and none in its config.
+FIRST_VOCAB_SIZE, FIRST_MASK, FIRST_GMASK = 150528, 150000, 150001
 COUNTS_ON = -1  # mask_position of a row whose generated tokens have positions of their own
 
 
@@ -37,6 +39,7 @@ class ChatGLMConfig:
     max_seq_len: int  # max_sequence_length
     norm_eps: float  # layernorm_epsilon
     use_block_positions: bool  # position_encoding_2d
+    is_tied: bool  # tie_word_embeddings
     sop_token_id: int  # bos_token_id
     mask_token_id: int
     gmask_token_id: int
@@ -53,8 +56,10 @@ class ChatGLMConfig:
             use_block_positions = read.switch("position_encoding_2d", True)
             parts = 4 if use_block_positions else 2
             read.check_multiple("hidden_size", hidden_size, f"{parts} * num_attention_heads", parts * num_heads)
+            vocab_size = read.size("vocab_size")
+            is_first = vocab_size == FIRST_VOCAB_SIZE
             return cls(
-                vocab_size=read.size("vocab_size"),
+                vocab_size=vocab_size,
                 hidden_size=hidden_size,
                 intermediate_size=read.size("inner_hidden_size", default=4 * hidden_size),
                 num_layers=read.num_layers("num_layers"),
@@ -62,9 +67,10 @@ class ChatGLMConfig:
                 max_seq_len=read.size("max_sequence_length"),
                 norm_eps=read.number("layernorm_epsilon", 1e-5),
                 use_block_positions=use_block_positions,
-                sop_token_id=read.size("bos_token_id"),
-                mask_token_id=read.size("mask_token_id"),
-                gmask_token_id=read.size("gmask_token_id"),
+                is_tied=read.switch("tie_word_embeddings", True),
+                sop_token_id=read.token_id("bos_token_id", vocab_size),
+                mask_token_id=read.token_id("mask_token_id", vocab_size, FIRST_MASK if is_first else None),
+                gmask_token_id=read.token_id("gmask_token_id", vocab_size, FIRST_GMASK if is_first else None),
             )
 
 
@@ -149,7 +155,7 @@ class ChatGLMBlock(BaseLayer):
 
 
 class ChatGLM(DecoderModel):
-    """A ChatGLM-6B with its language-model head, which is tied to the embedding.
+    """A ChatGLM-6B with its language-model head.
 
     Row inputs: context_len, the tokens before <sop>; mask_position, where the blank is.
     """
@@ -157,8 +163,8 @@ class ChatGLM(DecoderModel):
     config_class = ChatGLMConfig
     row_inputs = ("context_len", "mask_position")
     needs_whole_prompt = True  # the first token of the context sees the last one
-    # Frequencies that the original saves as buffers; the tied weight, which most checkpoints hold twice.
-    ignored_keys = (r"transformer\.layers\.\d+\.attention\.rotary_emb\.inv_freq", r"lm_head\.weight")
+    # Frequencies that the original saves as buffers.
+    ignored_keys = (r"transformer\.layers\.\d+\.attention\.rotary_emb\.inv_freq",)
 
     def __init__(self, config: ChatGLMConfig):
         super().__init__("transformer", config)
@@ -168,17 +174,25 @@ class ChatGLM(DecoderModel):
         )
         self.blocks = [ChatGLMBlock(f"transformer.layers.{i}", config, rope) for i in range(config.num_layers)]
         self.final_norm = LayerNorm("transformer.final_layernorm", config.hidden_size, config.norm_eps)
-        self.lm_head = LMHead("lm_head", config.hidden_size, config.vocab_size, self.token_embedding.weight)
+        tied = self.token_embedding.weight if config.is_tied else None
+        self.lm_head = LMHead("lm_head", config.hidden_size, config.vocab_size, tied)
+        if config.is_tied:
+            self.ignored_keys += (r"lm_head\.weight",)  # most checkpoints hold the tied weight twice
 
     def describe_row(self, ids):
         config = self.config
-        if config.sop_token_id not in ids or not {config.gmask_token_id, config.mask_token_id} & set(ids):
-            raise UserError(
-                f"token ids for ChatGLM-6B hold a blank, [gMASK] ({config.gmask_token_id}) or [MASK] ({config.mask_token_id}), "
-                f"and <sop> ({config.sop_token_id}) where its filling begins; append {config.gmask_token_id}, "
-                f"{config.sop_token_id} to have the text continued"
-            )
         is_gmask = config.gmask_token_id in ids
+        lacks, todo = [], f"append {config.gmask_token_id}, {config.sop_token_id}"
+        if not is_gmask and config.mask_token_id not in ids:
+            lacks.append(f"a blank, [gMASK] ({config.gmask_token_id}) or [MASK] ({config.mask_token_id})")
+            if config.sop_token_id in ids:
+                todo = f"put {config.gmask_token_id} before {config.sop_token_id}"
+        elif config.sop_token_id not in ids:
+            todo = f"append {config.sop_token_id}"
+        if config.sop_token_id not in ids:
+            lacks.append(f"<sop> ({config.sop_token_id}), where the blank's filling begins")
+        if lacks:
+            raise UserError(f"token ids for ChatGLM-6B lack {' and '.join(lacks)}; {todo} to have the text continued")
         mask_position = ids.index(config.gmask_token_id if is_gmask else config.mask_token_id)
         counts_on = is_gmask and not config.use_block_positions
         return {"context_len": ids.index(config.sop_token_id), "mask_position": COUNTS_ON if counts_on else mask_position}
@@ -212,6 +226,7 @@ class ChatGLM(DecoderModel):
     def shape_meaning(self, parameter_name):
         return {
             "word_embeddings.weight": "(vocab_size, hidden_size)",
+            "lm_head.weight": "(vocab_size, hidden_size)",
             "query_key_value.weight": "(3 * hidden_size, hidden_size)",
             "dense_h_to_4h.weight": "(inner_hidden_size, hidden_size)",
             "dense_4h_to_h.weight": "(hidden_size, inner_hidden_size)",

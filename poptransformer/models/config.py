@@ -68,6 +68,7 @@ class ConfigReader:
     def __init__(self, config: dict):
         self.config = config
         self._no_sizes: list[str] = []
+        self._no_token_ids: list[str] = []
         self._problems: list[str] = []
 
     def __enter__(self) -> ConfigReader:
@@ -75,6 +76,8 @@ class ConfigReader:
 
     def __exit__(self, kind, error, traceback):
         problems = list(self._problems)
+        if self._no_token_ids:
+            problems.insert(0, f"wanted token ids within the vocabulary for {', '.join(self._no_token_ids)}")
         if self._no_sizes:
             problems.insert(0, f"wanted positive whole numbers for {', '.join(self._no_sizes)}")
         if problems and (kind is None or issubclass(kind, UserError)):
@@ -109,6 +112,14 @@ class ConfigReader:
             self.problem(f"{keys[0]}={value} is more than any model has; at most {MOST_LAYERS}")
             return 1
         return value
+
+    def token_id(self, key: str, vocab_size: int, default: int | None = None) -> int:
+        """A number of the vocabulary, 0 included; `default`, if it is one, stands for a missing one or null."""
+        value = default if self.config.get(key) is None else self.config[key]
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value and (value < vocab_size or self._no_sizes):
+            return value
+        self._no_token_ids.append(f"{key} (missing)" if key not in self.config else f"{key}={value!r}")
+        return 0
 
     def switch(self, key: str, default: bool) -> bool:
         """True or false; `default` where the file has no such key."""
