@@ -81,7 +81,7 @@ def check_folder_in_sixteen_bits(folder, precision, vocab_size, num_tokens):
     wanted, theirs = logits
     with Session(folder, precision=precision, max_length=num_tokens + 3, custom_ops=False) as session:
         ours = rms(session.logits(ids) - wanted)
-    assert 0 < ours <= rms(theirs - wanted)  # seen: 0.74 to 0.97 times theirs
+    assert 0 < ours < 1.05 * rms(theirs - wanted)  # seen: 0.74 to 0.97 times theirs; another CPU sums in another order
 
 
 def check_chunks(family, monkeypatch):
@@ -113,16 +113,20 @@ def check_variant(folder, config, engine=REFERENCE):
             assert out.token_ids == best.tolist()
 
 
-def write_random_checkpoint(folder, config):
-    """Write config.json and random weights as transformers names them; gives a function of ids to its logits [T, V]."""
+def write_random_checkpoint(folder, config, draw_weights=None):
+    """Write config.json and random weights as transformers names them; gives a function of ids to its logits [T, V].
+
+    Args:
+      draw_weights: function of a model and a seed; None takes that of tests/golden/tiny.py.
+    """
     torch, transformers = import_torch_and_transformers()
     save_file = pytest.importorskip("safetensors.torch").save_file
-    from tiny import draw_weights
+    import tiny
 
     (folder / "config.json").write_text(json.dumps(config))
     hf_config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager").eval()
-    draw_weights(model, seed=11)
+    (draw_weights or tiny.draw_weights)(model, seed=11)
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
     if hf_config.tie_word_embeddings:
         del tensors["lm_head.weight"]

@@ -90,14 +90,17 @@ class ConfigReader:
         self._problems.append(text)
 
     def size(self, *keys: str, default=REQUIRED) -> int:
-        """A positive whole number under the first of the keys that the file has; null counts as missing.
+        """A positive whole number under any of the keys; null counts as missing.
 
         Args:
-          keys: names that the size goes by, the one that counts first.
+          keys: names that the size goes by; where the file has several, they must agree.
           default: what stands for a missing one.
         """
-        key = next((key for key in keys if self.config.get(key) is not None), keys[0])
+        given = [key for key in keys if self.config.get(key) is not None]
+        key = given[0] if given else keys[0]
         value = self.config.get(key)
+        if any(self.config[other] != value for other in given):
+            self.problem(f"{' and '.join(f'{key}={self.config[key]!r}' for key in given)} mean the same and differ")
         if value is None and default is not REQUIRED:
             return default
         if _is_size(value):

@@ -67,10 +67,10 @@ class GemmaConfig:
 
 def _activation(read):
     """The first releases say hidden_act: gelu and mean its tanh form, which is also what they were trained with."""
-    given = (read.config.get(key) for key in ("hidden_activation", "hidden_act"))
-    names = list(dict.fromkeys("gelu_pytorch_tanh" if name == "gelu" else name for name in given if name is not None))
-    if len(names) > 1:
-        read.problem(f"hidden_activation and hidden_act differ, {' and '.join(map(repr, names))}: set one of them")
+    given = [read.config[key] for key in ("hidden_activation", "hidden_act") if read.config.get(key) is not None]
+    names = ["gelu_pytorch_tanh" if name == "gelu" else name for name in given]
+    if len(names) == 2 and names[0] != names[1]:
+        read.problem(f"hidden_activation and hidden_act differ, {names[0]!r} and {names[1]!r}: set one of them")
     return names[0] if names else "gelu_pytorch_tanh"
 
 

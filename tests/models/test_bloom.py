@@ -113,6 +113,8 @@ def test_all_problems_of_a_config_in_one_message():
     ("change", "kind", "message"),
     [
         ({"n_head": 4}, UserError, "hidden_size=33 is not a multiple of n_head=4"),
+        ({"num_attention_heads": 11}, UserError, "n_head=3 and num_attention_heads=11 mean the same and differ"),
+        ({"n_embed": 30}, UserError, "n_embed=30 and hidden_size=33 mean the same and differ"),
         ({"slow_but_exact": True, "pretraining_tp": 4}, UnsupportedError, "slow_but_exact: true with pretraining_tp=4 is not "
          "supported; set slow_but_exact: false"),
     ],

@@ -116,6 +116,7 @@ def test_all_problems_of_a_config_in_one_message():
         ({"head_dim": 13}, UserError, "head_dim=13: rotary positions turn pairs of features, so it must be even"),
         ({"num_hidden_layers": 10_001}, UserError, "num_hidden_layers=10001 is more than any model has; at most 10000"),
         ({"use_bidirectional_attention": True}, UnsupportedError, "use_bidirectional_attention: true is not supported"),
+        ({"hidden_act": ["gelu"]}, UnsupportedError, "activation ['gelu'] is not supported; there are gelu"),
         ({"hidden_act": "mish"}, UnsupportedError, "activation 'mish' is not supported; there are gelu"),
         ({"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor is not supported for this family"),
     ],

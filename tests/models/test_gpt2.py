@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from parity import EACH_ENGINE
 from tolerance import assert_close
 
 from poptransformer import Session, UnsupportedError, UserError
@@ -16,14 +17,6 @@ from poptransformer.models import find_model
 from poptransformer.register import REGISTER
 
 GOLDEN = json.loads((REPOSITORY / "tests" / "golden" / "gpt2.json").read_text(encoding="utf-8"))
-LIBRARY = REPOSITORY / "custom_ops" / "build" / "libcustom_ops_cpu.so"
-needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="custom_ops/build/libcustom_ops_cpu.so is missing: run `make`")
-
-ENGINES = [
-    pytest.param({"backend": "reference"}, id="reference"),
-    pytest.param({"custom_ops": False}, id="xla"),
-    pytest.param({"custom_ops": True, "platform": "cpu"}, id="xla-custom-ops", marks=needs_library),
-]
 # Logits are sums over hundreds of float32 products in an order of each engine's own, and golden numbers have six digits.
 # Worst seen: 4e-6 (tiny), 7e-6 (pocket).
 FLOAT32 = {"rtol": 1e-5, "atol": 3e-5}
@@ -36,14 +29,14 @@ def first_of_each(cases):
 # ---- golden numbers
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EACH_ENGINE)
 def test_tiny_golden(tiny, engine):
     cases = GOLDEN["gpt2-tiny"]["cases"]
     with Session(tiny, batch_size=len(cases), **engine) as session:
         check_golden(session, cases)
 
 
-@pytest.mark.parametrize("engine", ENGINES[1:])
+@pytest.mark.parametrize("engine", EACH_ENGINE[1:])
 def test_pocket_golden(pocket, engine):
     cases = GOLDEN["gpt2-pocket"]["cases"]
     with Session(pocket, batch_size=len(cases), max_length=128, **engine) as session:
@@ -90,7 +83,7 @@ SHARE_OF_DEVIATION = {"bf16": 0.12, "fp16": 0.025}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EACH_ENGINE)
 def test_sixteen_bits(tiny, precision, engine):
     check_precision(tiny, GOLDEN["gpt2-tiny"]["cases"][2]["prompt"], precision, engine)
 
@@ -120,7 +113,7 @@ def test_kv_cache_has_a_precision_of_its_own(tiny):
 # ---- prefill and decode
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EACH_ENGINE)
 def test_prefill_then_decode_equals_prefill(tiny, engine):
     """Log-probabilities of greedy tokens as decoding gave them, against those of the whole text at once."""
     with Session(tiny, batch_size=2, **engine) as session:
@@ -130,7 +123,7 @@ def test_prefill_then_decode_equals_prefill(tiny, engine):
             assert_close(np.float32(out.logprobs), at_once, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EACH_ENGINE)
 def test_chunks_equal_one_prefill(tiny, engine, monkeypatch):
     """Chunks of any size up to the last position of the cache, whose padding reaches beyond it."""
     ids = [int(i) for i in np.random.default_rng(0).integers(0, 257, 61)]

@@ -4,8 +4,10 @@ import json
 import re
 
 import numpy as np
+import parity
 import pytest
 from conftest import REPOSITORY
+from parity import EACH_ENGINE, rms
 from tolerance import assert_close
 
 from poptransformer import Session, UnsupportedError, UserError
@@ -13,17 +15,6 @@ from poptransformer.models import find_model
 from poptransformer.register import REGISTER
 
 GOLDEN = json.loads((REPOSITORY / "tests" / "golden" / "llama.json").read_text(encoding="utf-8"))["cases"]
-LIBRARY = REPOSITORY / "custom_ops" / "build" / "libcustom_ops_cpu.so"
-needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="custom_ops/build/libcustom_ops_cpu.so is missing: run `make`")
-
-ENGINES = {
-    "reference": {"backend": "reference"},
-    "xla": {"custom_ops": False},
-    "xla-custom-ops": {"custom_ops": True, "platform": "cpu"},
-}
-EACH_ENGINE = [
-    pytest.param(engine, id=name, marks=needs_library if "custom" in name else ()) for name, engine in ENGINES.items()
-]
 # Logits are sums over hundreds of float32 products in an order of each engine's own. Worst seen of the golden ones: 1.1e-5.
 FLOAT32 = {"rtol": 1e-5, "atol": 3e-5}
 # The variants' weights are drawn as wide, without a search for kind ones. Against all in float64 the engines are off by up to
@@ -110,10 +101,6 @@ def test_sixteen_bits_are_as_close_as_transformers(tiny, precision):
         assert rms(session.logits(ids) - wanted) < 1.05 * rms(theirs - wanted)
 
 
-def rms(array):
-    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
-
-
 # ---- variants, against transformers as it is installed
 
 BASE = {
@@ -178,31 +165,15 @@ IDS = [int(i) for i in np.random.default_rng(5).integers(0, 131, 61)]
 @pytest.fixture(scope="module")
 def variant(tmp_path_factory):
     """A function that writes a variant's random checkpoint; gives its folder and transformers' model, once for each name."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install -r requirements-dev.txt")
-    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -r requirements-dev.txt")
-    save_file = pytest.importorskip("safetensors.torch").save_file
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(REPOSITORY / "tests" / "golden")
-        from make_llama import draw_weights
+    parity.import_torch_and_transformers()
+    from make_llama import draw_weights
+
     made = {}
 
     def make(name):
         if name not in made:
             folder = tmp_path_factory.mktemp("variant")
-            (folder / "config.json").write_text(json.dumps(BASE | VARIANTS[name]))
-            config = transformers.AutoConfig.from_pretrained(folder)
-            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-            draw_weights(model, seed=11)
-            tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
-            if config.tie_word_embeddings:
-                del tensors["lm_head.weight"]
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-            def logits(ids):
-                with torch.no_grad():
-                    return model(torch.tensor([ids])).logits[0].numpy()
-
-            made[name] = folder, logits
+            made[name] = folder, parity.write_random_checkpoint(folder, BASE | VARIANTS[name], draw_weights)
         return made[name]
 
     return make

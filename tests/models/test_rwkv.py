@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from parity import EACH_ENGINE, needs_library, rms
 from tolerance import assert_close
 
 from poptransformer import Session, UnsupportedError, UserError
@@ -18,17 +19,6 @@ from poptransformer.report import report
 GOLDEN = json.loads((REPOSITORY / "tests" / "golden" / "rwkv.json").read_text(encoding="utf-8"))["cases"]
 PROMPTS, GREEDY = ([case[key] for case in GOLDEN] for key in ("prompt", "greedy"))
 TINY = REPOSITORY / "tests" / "golden" / "rwkv"  # vocabulary 259, trained on 67 tokens, BOS and EOS 256, halved after layer 1
-LIBRARY = REPOSITORY / "custom_ops" / "build" / "libcustom_ops_cpu.so"
-needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="custom_ops/build/libcustom_ops_cpu.so is missing: run `make`")
-
-ENGINES = {
-    "reference": {"backend": "reference"},
-    "xla": {"custom_ops": False},
-    "xla-custom-ops": {"custom_ops": True, "platform": "cpu"},
-}
-EACH_ENGINE = [
-    pytest.param(engine, id=name, marks=needs_library if "custom" in name else ()) for name, engine in ENGINES.items()
-]
 # Logits are sums over hundreds of float32 products in an order of each engine's own. Worst seen: 7.4e-6 of the golden ones,
 # 2.1e-5 of the variants (tied, whose logits have a deviation of 5.6).
 FLOAT32 = {"rtol": 1e-5, "atol": 3e-5}
@@ -144,10 +134,6 @@ def test_how_long_rows_may_be():
 
 
 # ---- 16 bits
-
-
-def rms(array):
-    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
 
 
 @pytest.mark.parametrize(
