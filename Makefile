@@ -27,7 +27,7 @@ demo: build  ## generate text with the small GPT-2 in examples/gpt2/gpt2-pocket
 # Without a network the tests that need the model say so and are skipped; continuous integration insists on it.
 test: lint build $(DEVELOPMENT_STAMP)  ## lint, build, fetch a small model (98 MB, once) and run all tests
 	@$(RUN_PYTHON) -m poptransformer.checkpoint.fetch smollm2 || test -z "$$CI"
-	$(RUN_PYTHON) -m pytest -q $(PYTEST_ARGS)
+	$(RUN_PYTHON) -m pytest -q -n auto --maxprocesses=4 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(DEVELOPMENT_STAMP)  ## check style and common mistakes with ruff
 	$(RUN_PYTHON) -m ruff check .

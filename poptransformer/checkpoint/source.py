@@ -25,7 +25,6 @@ _SMALL_FILES = (
     "generation_config.json",
     "tokenizer*.json",
     "tokenizer*.model",
-    "ice_text.model",
     "sentencepiece*.model",
     "spiece.model",
     "special_tokens_map.json",
