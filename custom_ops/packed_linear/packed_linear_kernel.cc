@@ -11,7 +11,8 @@ namespace POPTRANSFORMER_ISA_NAMESPACE {
 namespace {
 
 constexpr int kQuads = 8;      // of a unit
-constexpr int kTileRows = 8;   // of x
+// Of x. Where codes do not fit registers anyway, one: more would only take the compiler a minute.
+constexpr int kTileRows = kLanes >= 8 ? 8 : 1;
 constexpr int kParts = 16 / kLanes;  // vectors of floats for the 16 outputs
 
 // ---- What each instruction set has: sums of 8-bit products for 16 outputs ---------------------------------------------
@@ -315,37 +316,16 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
   }
 }
 
+// Rows first_row .. num_rows of x, kRows at a time, then fewer.
+template <int kBits, int kRows>
+void Rows(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_row, int64_t block) {
+  for (; first_row + kRows <= a.num_rows; first_row += kRows) Block<kBits, kRows>(a, rows, first_row, block);
+  if constexpr (kRows > 1) Rows<kBits, kRows / 2>(a, rows, first_row, block);
+}
+
 template <int kBits>
 void BlocksOf(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t begin, int64_t end) {
-  for (int64_t block = begin; block < end; ++block) {
-    int64_t m = 0;
-    for (; m + kTileRows <= a.num_rows; m += kTileRows) Block<kBits, kTileRows>(a, rows, m, block);
-    switch (a.num_rows - m) {
-      case 1:
-        Block<kBits, 1>(a, rows, m, block);
-        break;
-      case 2:
-        Block<kBits, 2>(a, rows, m, block);
-        break;
-      case 3:
-        Block<kBits, 3>(a, rows, m, block);
-        break;
-      case 4:
-        Block<kBits, 4>(a, rows, m, block);
-        break;
-      case 5:
-        Block<kBits, 5>(a, rows, m, block);
-        break;
-      case 6:
-        Block<kBits, 6>(a, rows, m, block);
-        break;
-      case 7:
-        Block<kBits, 7>(a, rows, m, block);
-        break;
-      default:
-        break;
-    }
-  }
+  for (int64_t block = begin; block < end; ++block) Rows<kBits, kTileRows>(a, rows, 0, block);
 }
 
 void Blocks(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t begin, int64_t end) {
