@@ -1,8 +1,8 @@
 """Precisions: which dtype the weights, the activations and the KV cache have.
 
 Sums, softmax and norms are computed in float32 whatever the precision, and logits are float32. In int8 and int4 the matrices
-are packed (see packing.py), and so is an embedding that the head shares; all else, and the activations, are float32, the KV
-cache float16.
+are packed (see packing.py), and so is an embedding that the head shares; the head has 8 bits in either. All else, and the
+activations, are float32, the KV cache float16.
 """
 
 from __future__ import annotations

@@ -11,11 +11,13 @@ import functools
 import ml_dtypes
 import numpy as np
 
+from poptransformer.checkpoint.gguf_codes import CODE_TYPES, GROUP_SIZE, split_blocks
 from poptransformer.checkpoint.gguf_config import check_architecture, read_config
 from poptransformer.checkpoint.gguf_header import GGUFHeader, gguf_module
 from poptransformer.checkpoint.gguf_tensors import ROPE_FACTORS, place_of, stored_rows
 from poptransformer.checkpoint.tensor_file import TRANSPOSE_ROWS, TensorEntry, TensorFile, place
 from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.packing import BLOCK_ROWS
 
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -118,6 +120,26 @@ class GGUFFile(TensorFile):
         return read_config(self.header, factors)
 
     # ---- reading
+
+    def read_packed(self, name, packing, transpose=False):
+        """As TensorFile.read_packed: for Q8_0 as int8, Q4_0 and Q4_1 as int4, all in groups of 32."""
+        entry = self._entries[name]
+        kind, _ = CODE_TYPES.get(entry.type, (None, None))
+        if (kind, GROUP_SIZE) != (packing.kind, packing.group_size) or transpose != (entry.strides is not None):
+            return None
+        num_rows, row_bytes = packing.out_features, entry.num_bytes // packing.out_features
+        packed = np.empty(packing.shape, np.uint8)
+        height = BLOCK_VALUES // packing.in_features // BLOCK_ROWS * BLOCK_ROWS or BLOCK_ROWS
+        for start in range(0, num_rows, height):
+            rows = np.arange(start, min(start + height, num_rows))
+            if entry.num_heads is not None:
+                rows = stored_rows(rows, num_rows, entry.num_heads)
+            begin, end = int(rows.min()), int(rows.max()) + 1
+            data = np.empty((end - begin, row_bytes), np.uint8)
+            self._pread(name, data.reshape(-1), entry.begin + begin * row_bytes)
+            blocks = slice(start // BLOCK_ROWS, -(-(start + len(rows)) // BLOCK_ROWS))
+            packing.assemble(*split_blocks(data[rows - begin], entry.type), out=packed[blocks])
+        return packed
 
     def _fill(self, name, entry, stored, bounds, target):
         if target.size == 0:

@@ -115,6 +115,10 @@ class Checkpoint:
         """
         return self._find(name).read(name, dtype=dtype, transpose=transpose, index=index)
 
+    def read_packed(self, name, packing, transpose=False):
+        """Read a matrix that is stored in codes as packed weights have them; None if it is not; see TensorFile.read_packed."""
+        return self._find(name).read_packed(name, packing, transpose)
+
     def _find(self, name):
         try:
             return self._file_of[name]

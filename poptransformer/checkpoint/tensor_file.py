@@ -140,6 +140,16 @@ class TensorFile:
         """Return how many bytes of the file a tensor takes."""
         return self._entries[name].num_bytes
 
+    def read_packed(self, name, packing, transpose=False):
+        """Read a matrix that the file holds in codes as packed weights have them, without quantising anew.
+
+        Args:
+          packing: the Packing that is wanted; its shape is the matrix's, after transposition.
+          transpose: as for read.
+        Returns: uint8 of packing.shape, or None if the file holds this matrix in another way.
+        """
+        return None
+
     def read(self, name, dtype=None, transpose=False, index=None):
         """Read a tensor, or a part of it, into a new array that starts at a multiple of 64 bytes.
 

@@ -10,6 +10,8 @@ from poptransformer.graph import Parameter, Value
 from poptransformer.packing import Packing
 from poptransformer.register import REGISTER
 
+HEAD_KIND = "int8"
+
 
 class BaseLayer:
     """Base of all layers. A layer reads REGISTER in its constructor, makes its parameters there, and says in `forward`
@@ -37,11 +39,15 @@ class BaseLayer:
         """Make a parameter called `<layer>.<suffix>`; dtype defaults to that of the activations."""
         return Parameter(f"{self.name}.{suffix}", tuple(shape), dtype or self.dtype, shard, init=init)
 
-    def matrix(self, suffix: str, out_features: int, in_features: int, shard=None) -> Parameter:
-        """Make a matrix [out_features, in_features] called `<layer>.<suffix>`, packed where the precision says so."""
+    def matrix(self, suffix: str, out_features: int, in_features: int, shard=None, is_head=False) -> Parameter:
+        """Make a matrix [out_features, in_features] called `<layer>.<suffix>`, packed where the precision says so.
+
+        The head's is never packed in less than 8 bits: in 4 it alone would cost more accuracy than all other matrices.
+        """
         if self.packing is None:
             return self.parameter(suffix, (out_features, in_features), self.weight_dtype, shard)
-        packing = Packing(*self.packing, out_features, in_features)
+        kind, group_size = self.packing
+        packing = Packing(HEAD_KIND if is_head else kind, group_size, out_features, in_features)
         return Parameter(f"{self.name}.{suffix}", packing.shape, np.dtype(np.uint8), shard, packing=packing)
 
     def parameters(self) -> Iterator[Parameter]:

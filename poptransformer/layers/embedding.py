@@ -19,7 +19,7 @@ class Embedding(BaseLayer):
     def __init__(self, name, num_embeddings, hidden_size, shard=None, is_tied=False):
         super().__init__(name)
         if is_tied:
-            self.weight = self.matrix("weight", num_embeddings, hidden_size, shard)
+            self.weight = self.matrix("weight", num_embeddings, hidden_size, shard, is_head=True)
         else:
             self.weight = self.parameter("weight", (num_embeddings, hidden_size), shard=shard)
 

@@ -21,7 +21,7 @@ class LMHead(BaseLayer):
 
     def __init__(self, name, hidden_size, vocab_size, tied: Parameter | None = None, bias=False):
         super().__init__(name)
-        self.weight = tied or self.matrix("weight", vocab_size, hidden_size, shard="vocab")
+        self.weight = tied or self.matrix("weight", vocab_size, hidden_size, shard="vocab", is_head=True)
         self.bias = self.parameter("bias", (vocab_size,), shard="vocab", init="zeros") if bias else None
 
     def forward(self, x):

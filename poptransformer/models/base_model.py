@@ -62,8 +62,12 @@ class BaseModel(BaseLayer):
             parameters[name].load = functools.partial(self._load, checkpoint, key, parameters[name])
 
     def _load(self, checkpoint, key, parameter):
-        dtype = None if parameter.packing else parameter.dtype
-        array = checkpoint.read(key, dtype=dtype, transpose=self.is_transposed(parameter.name))
+        dtype, is_transposed = None if parameter.packing else parameter.dtype, self.is_transposed(parameter.name)
+        if parameter.packing and type(self).transform is BaseModel.transform:
+            packed = checkpoint.read_packed(key, parameter.packing, transpose=is_transposed)
+            if packed is not None:
+                return packed
+        array = checkpoint.read(key, dtype=dtype, transpose=is_transposed)
         array = self.transform(parameter.name, array)
         try:
             return parameter.packing.pack(array) if parameter.packing else array

@@ -13,6 +13,7 @@ from poptransformer.checkpoint import Checkpoint
 from poptransformer.checkpoint.gguf_file import GGUFFile
 from poptransformer.checkpoint.gguf_header import GGUFHeader
 from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.packing import Packing
 from poptransformer.tokenizers import load_tokenizer
 
 LLAMA = {
@@ -69,6 +70,35 @@ def test_every_quantisation(tmp_path, kind):
         np.testing.assert_array_equal(swapped, values[part].T.astype(np.float16))
         half = checkpoint.read(name, ml_dtypes.bfloat16)
         np.testing.assert_array_equal(half, values.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_codes_go_into_packed_weights_as_they_are(tmp_path, kind, architecture):
+    """Types of the packed layout are taken over, rows of heads turned back; others, and other groups, are quantised anew."""
+    columns = 256
+    query = random_blocks(kind, 48, columns)
+    other = {"llama": "blk.0.ffn_up.weight", "gpt2": "blk.0.attn_qkv.weight"}[architecture]
+    tensors = {"blk.0.attn_q.weight": (query, kind), other: (random_blocks(kind, 37, columns, seed=1), kind)}
+    if architecture == "gpt2":
+        del tensors["blk.0.attn_q.weight"]
+    metadata = (
+        LLAMA | {"llama.attention.head_count": 4, "llama.attention.head_count_kv": 4} if architecture == "llama" else GPT2
+    )
+    file = opened(tmp_path, architecture, metadata, tensors)
+    wanted = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}.get(kind)
+    for name in file.names():
+        is_transposed = architecture == "gpt2"
+        values = file.read(name, transpose=is_transposed)
+        for form in ("int8", "int4"):
+            packing = Packing(form, 32, *values.shape)
+            packed = file.read_packed(name, packing, transpose=is_transposed)
+            assert (packed is not None) == (form == wanted)
+            if packed is not None:
+                assert packed.shape == packing.shape
+                np.testing.assert_allclose(packing.unpack(packed), values, rtol=1e-6, atol=1e-7)
+            assert file.read_packed(name, Packing(form, 64, *values.shape), transpose=is_transposed) is None
+            assert file.read_packed(name, packing, transpose=not is_transposed) is None
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
