@@ -19,7 +19,7 @@ include custom_ops/custom_ops.mk
 build: $(RUNTIME_STAMP)  ## build the custom ops for this machine
 	@$(MAKE) -s --no-print-directory -j$(shell nproc 2>/dev/null || echo 2) custom-ops
 	@$(RUN_PYTHON) -c "from poptransformer.backends.xla.custom_ops import load_cpu_library as load; \
-	  library = load(); print('✓ cpu custom ops:', ', '.join(library.ops), f'({library.isa}, {library.num_threads} threads)')"
+	  library = load(); print('✓ cpu custom ops:', ', '.join(library.ops), f'({library.instructions}, {library.num_threads} threads)')"
 
 demo: build  ## generate text with the small GPT-2 in examples/gpt2/gpt2-pocket
 	$(RUN_PYTHON) examples/gpt2/inference.py

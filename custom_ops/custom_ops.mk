@@ -31,8 +31,18 @@ $(CUSTOM_OPS_BUILD)/packed_linear/%.avx512.o: CUSTOM_OPS_FLAGS_avx512 += -mavx51
 CUSTOM_OPS_SOURCES := $(wildcard custom_ops/*/*.cc)
 CUSTOM_OPS_KERNELS := $(filter %_kernel.cc,$(CUSTOM_OPS_SOURCES))
 CUSTOM_OPS_OBJECTS := \
-  $(patsubst custom_ops/%.cc,$(CUSTOM_OPS_BUILD)/%.o,$(filter-out %_kernel.cc,$(CUSTOM_OPS_SOURCES))) \
+  $(patsubst custom_ops/%.cc,$(CUSTOM_OPS_BUILD)/%.o,$(filter-out %_kernel.cc %_amx.cc,$(CUSTOM_OPS_SOURCES))) \
   $(foreach isa,$(CUSTOM_OPS_ISAS),$(patsubst custom_ops/%.cc,$(CUSTOM_OPS_BUILD)/%.$(isa).o,$(CUSTOM_OPS_KERNELS)))
+
+# *_amx.cc: for CPUs with tile units (which have AVX512-BF16 too), where the compiler knows them.
+CUSTOM_OPS_FLAGS_amx := $(CUSTOM_OPS_FLAGS_avx512) -mavx512bf16 -mamx-tile -mamx-bf16 -DPOPTRANSFORMER_ISA_NAMESPACE=amx
+ifneq ($(filter avx512,$(CUSTOM_OPS_ISAS)),)
+ifeq ($(shell $(CXX) -mamx-tile -mamx-bf16 -x c++ -fsyntax-only /dev/null 2>/dev/null && echo yes),yes)
+CUSTOM_OPS_CXXFLAGS += -DPOPTRANSFORMER_BUILDS_AMX
+CUSTOM_OPS_OBJECTS += $(patsubst custom_ops/%.cc,$(CUSTOM_OPS_BUILD)/%.o,$(filter %_amx.cc,$(CUSTOM_OPS_SOURCES)))
+$(CUSTOM_OPS_BUILD)/%_amx.o: CUSTOM_OPS_CXXFLAGS += $(CUSTOM_OPS_FLAGS_amx)
+endif
+endif
 
 # Three lines: the interpreter, its XLA headers, the jaxlib they belong to. Written anew when one of them is no longer so.
 CUSTOM_OPS_HEADERS := $(CUSTOM_OPS_BUILD)/xla_headers

@@ -12,11 +12,11 @@
 
 namespace poptransformer {
 
-constexpr int64_t kMaxLinearRows = 8;  // of x; with more, a blocked matrix product is the better way
+constexpr int64_t kMaxLinearRows = 8;  // of x; more only for bfloat16 x and weight where HasTiles() (common/tile_product.h)
 
 // Buffers are dense and row-major.
 struct LinearArgs {
-  int64_t num_rows;      // M, 1 .. kMaxLinearRows
+  int64_t num_rows;      // M
   int64_t in_features;   // I
   int64_t out_features;  // O
   DType x_dtype;         // of x and bias

@@ -11,6 +11,8 @@
 #include "common/cpu_features.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
+#include "common/tile_product.h"
+#include "linear/linear_amx.h"
 #include "linear/linear_kernel.h"
 
 namespace poptransformer {
@@ -26,6 +28,13 @@ constexpr int64_t kTaskAlign = 12;          // outputs, a multiple of 1, 2, 3 an
 void Linear(const LinearArgs& a) {
   static const LinearKernels kernels = POPTRANSFORMER_SELECT_ISA(Linear);
   if (a.num_rows == 0 || a.out_features == 0) return;
+#if defined(POPTRANSFORMER_BUILDS_AMX)
+  if (a.num_rows > kMaxLinearRows) {
+    const BfloatMatrix weights{static_cast<const Bfloat16*>(a.weight), a.out_features, a.in_features};
+    return TileProduct({a.num_rows, a.in_features, a.out_features, a.x_dtype, a.out_dtype, a.x, a.bias, a.out,
+                        amx::FillPanel, &weights});
+  }
+#endif
   // Stays in use until the outputs are done: they must not ask for scratch themselves.
   float* const x = ThreadScratch(a.num_rows * kernels.x_stride(a));
   kernels.widen_x(a, x);

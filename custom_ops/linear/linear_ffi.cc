@@ -3,6 +3,7 @@
 
 #include "common/ffi_checks.h"
 #include "common/manifest.h"
+#include "common/tile_product.h"
 #include "linear/linear.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -19,9 +20,6 @@ ffi::Error LinearFfi(ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::AnyBuffer bia
     return Invalid("wanted x [M, I], weight [O, I] and out [M, O]; got " + ShapeText(xs) + ", " + ShapeText(ws) + ", " +
                    ShapeText(out->dimensions()));
   }
-  if (xs[0] > kMaxLinearRows) {
-    return Invalid("x has " + std::to_string(xs[0]) + " rows, at most " + std::to_string(kMaxLinearRows) + " are supported");
-  }
   const bool has_bias = !IsShape(bs, {0});
   if (has_bias && !IsShape(bs, {ws[0]})) return Invalid("bias must be [O] or empty; got " + ShapeText(bs));
   const std::optional<DType> x_dtype = FloatType(x.element_type());
@@ -29,6 +27,11 @@ ffi::Error LinearFfi(ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::AnyBuffer bia
   const std::optional<DType> out_dtype = FloatType(out->element_type());
   if (!x_dtype || !weight_dtype || !out_dtype) return Invalid("buffers must be float32, bfloat16 or float16");
   if (bias.element_type() != x.element_type()) return Invalid("x and bias must have one dtype");
+  const bool is_tiled = HasTiles() && *x_dtype == DType::kBfloat16 && *weight_dtype == DType::kBfloat16;
+  if (xs[0] > kMaxLinearRows && !is_tiled) {
+    return Invalid("x has " + std::to_string(xs[0]) + " rows, at most " + std::to_string(kMaxLinearRows) +
+                   " are supported for these dtypes on this CPU");
+  }
   LinearArgs a;
   a.num_rows = xs[0];
   a.in_features = xs[1];
@@ -46,7 +49,7 @@ ffi::Error LinearFfi(ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::AnyBuffer bia
 
 }  // namespace
 
-POPTRANSFORMER_LIST_OP(linear, 1);
+POPTRANSFORMER_LIST_OP(linear, 2);
 
 }  // namespace poptransformer
 

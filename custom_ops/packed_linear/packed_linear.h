@@ -5,10 +5,11 @@
 // int8 has offset 128 and no minimums, int4 offset 0. poptransformer/packing.py describes the bytes.
 //
 // x is quantised first, each 32 inputs to -127 .. 127 with a float32 scale of their own, so that the sums of codes are products
-// of 8-bit integers, exact in 32 bits. A result does not depend on the number of rows, the threads or the instruction set, but for
-// fused multiply-adds that the portable path may lack.
+// of 8-bit integers, exact in 32 bits. Many rows on a CPU with tiles are multiplied as bfloat16 instead, x and W rounded to it
+// (common/tile_product.h). A result does not depend on the other rows, but for whether they are few or many, nor on the threads;
+// nor on the instruction set, but for tiles and for fused multiply-adds that the portable path may lack.
 //
-// For few rows bound by reading W once, ceil(O / 16) * block_bytes; for many by the rate of 8-bit dot products.
+// For few rows bound by reading W once, ceil(O / 16) * block_bytes; for many by the rate of dot products.
 #ifndef POPTRANSFORMER_CUSTOM_OPS_PACKED_LINEAR_PACKED_LINEAR_H_
 #define POPTRANSFORMER_CUSTOM_OPS_PACKED_LINEAR_PACKED_LINEAR_H_
 

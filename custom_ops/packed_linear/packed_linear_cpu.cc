@@ -10,6 +10,8 @@
 #include "common/cpu_features.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
+#include "common/tile_product.h"
+#include "packed_linear/packed_linear_amx.h"
 #include "packed_linear/packed_linear_kernel.h"
 
 namespace poptransformer {
@@ -18,6 +20,7 @@ namespace {
 constexpr int64_t kSerialBytes = 64 << 10;    // of weights times tiles of rows: done sooner by one thread than another wakes
 constexpr int64_t kTaskBytes = 32 << 10;      // per task at least
 constexpr int64_t kTasksPerThread = 8;        // evens out cores that other processes slow down
+constexpr int64_t kTileProductRows = 12;      // from so many on unpacking to bfloat16 pays where there are tiles
 constexpr int64_t kSerialValues = 32 << 10;   // of x: quantised by the calling thread
 
 PackedLinearKernels Kernels() {
@@ -28,6 +31,15 @@ PackedLinearKernels Kernels() {
   return POPTRANSFORMER_SELECT_ISA(PackedLinear);
 }
 
+void MultiplyInTiles(const PackedLinearArgs& a) {
+#if defined(POPTRANSFORMER_BUILDS_AMX)
+  TileProduct({a.num_rows, a.in_features, a.out_features, a.x_dtype, a.out_dtype, a.x, a.bias, a.out,
+               amx::FillPackedPanel, &a});
+#else
+  static_cast<void>(a);
+#endif
+}
+
 int64_t Align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
@@ -35,6 +47,7 @@ int64_t Align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 void PackedLinear(const PackedLinearArgs& a) {
   static const PackedLinearKernels kernels = Kernels();
   if (a.num_rows == 0 || a.out_features == 0) return;
+  if (a.num_rows >= kTileProductRows && HasTiles()) return MultiplyInTiles(a);
   const int64_t units = a.num_rows * a.num_units(), groups = a.num_rows * a.num_groups();
   const int64_t code_bytes = units * kPackedUnit, unit_bytes = Align(units * 4), group_bytes = Align(groups * 4);
   // Stays in use until the outputs are done: tasks must not ask for scratch themselves.

@@ -14,7 +14,7 @@ import pytest
 from poptransformer.backends.xla import custom_ops
 
 try:
-    custom_ops.load_cpu_library()
+    LIBRARY = custom_ops.load_cpu_library()
 except custom_ops.MissingLibraryError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -50,6 +50,28 @@ def test_agrees_with_the_definition_at_odd_sizes(x_dtype, weight_dtype):
         product = x.astype(np.float64) @ weight.astype(np.float64).T
         np.testing.assert_allclose(run(x, weight, None), product, atol=TOLERANCE, rtol=TOLERANCE)
         np.testing.assert_allclose(run(x, weight, bias), product + bias.astype(np.float64), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_many_rows_of_bfloat16_in_tiles():
+    if not LIBRARY.has_tiles:
+        pytest.skip("needs a CPU with AMX, and POPTRANSFORMER_ISA not set")
+    generator, bfloat16 = np.random.default_rng(2), ml_dtypes.bfloat16
+    for rows, size_in, size_out in ((9, 1, 1), (32, 33, 17), (33, 257, 129), (70, 96, 300), (300, 576, 40)):
+        x, weight, bias = (random(generator, shape, bfloat16) for shape in ((rows, size_in), (size_out, size_in), (size_out,)))
+        product = x.astype(np.float64) @ weight.astype(np.float64).T
+        scale = np.abs(product).max()
+        np.testing.assert_allclose(run(x, weight, None), product, rtol=1e-5, atol=1e-5 * scale)
+        wanted = product + bias.astype(np.float64)
+        np.testing.assert_allclose(run(x, weight, bias), wanted, rtol=1e-5, atol=1e-5 * scale)
+        np.testing.assert_array_equal(run(x[-9:], weight, bias), run(x, weight, bias)[-9:])
+
+
+def test_many_rows_of_other_dtypes_are_refused():
+    generator = np.random.default_rng(3)
+    x, weight = random(generator, (9, 40), np.float32), random(generator, (5, 40), np.float32)
+    assert not custom_ops.takes_linear(x, weight) and custom_ops.takes_linear(x[:8], weight)
+    with pytest.raises(Exception, match="x has 9 rows, at most 8 are supported for these dtypes on this CPU"):
+        run(x, weight, None)
 
 
 def test_result_is_rounded_once():

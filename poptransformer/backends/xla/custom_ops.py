@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 2, "gather": 1, "linear": 1, "packed_linear": 1, "wkv": 1}
+OPS = {"attention": 2, "gather": 1, "linear": 2, "packed_linear": 1, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
@@ -41,13 +41,20 @@ class CpuLibrary:
       ops: names of the registered ops.
       isa: the instruction set its kernels run, "avx512", "avx2" or "portable".
       num_threads: threads of its pool, the calling one included.
+      has_tiles: whether it multiplies bfloat16 with the CPU's tile unit (AMX).
     """
 
     path: pathlib.Path
     ops: tuple
     isa: str
     num_threads: int
+    has_tiles: bool
     _handle: ctypes.CDLL = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def instructions(self):
+        """What its kernels run, in words."""
+        return f"{self.isa} and tiles" if self.has_tiles else self.isa
 
     def read_bandwidth_gb_per_s(self, num_bytes=512 << 20, num_repetitions=9):
         """Measure how fast all threads together read main memory, in GB/s (1e9 bytes), median of the repetitions.
@@ -130,11 +137,17 @@ def gather(table, indices):
     return rows.reshape(*indices.shape, table.shape[1])
 
 
+def takes_linear(x, weight):
+    """Whether `linear` multiplies these: few rows, or bfloat16 on a CPU with tiles."""
+    is_bfloat16 = x.dtype == weight.dtype == jax.numpy.bfloat16
+    return math.prod(x.shape[:-1]) <= MAX_LINEAR_ROWS or is_bfloat16 and load_cpu_library().has_tiles
+
+
 def linear(x, weight, bias, out_dtype):
-    """y = x W^T + b for few rows of x, bound by reading the weight once.
+    """y = x W^T + b, bound by reading the weight once where rows are few.
 
     Args:
-      x: [..., I], float32, bfloat16 or float16, at most MAX_LINEAR_ROWS rows in all.
+      x: [..., I], float32, bfloat16 or float16, of which `takes_linear` says yes.
       weight: [O, I], one of the same dtypes.
       bias: [O], dtype of x, or None.
       out_dtype: one of the same dtypes.
@@ -193,6 +206,7 @@ def _load():
     path, shown = _find()
     handle = _open(path, shown)
     _check_manifest(shown, handle.poptransformer_manifest().decode())
+    handle.poptransformer_has_tiles.restype = ctypes.c_bool
     for op in OPS:
         jax.ffi.register_ffi_target(target_name(op), jax.ffi.pycapsule(getattr(handle, op)), platform="cpu")
     return CpuLibrary(
@@ -200,6 +214,7 @@ def _load():
         ops=tuple(OPS),
         isa=handle.poptransformer_isa().decode(),
         num_threads=handle.poptransformer_num_threads(),
+        has_tiles=handle.poptransformer_has_tiles(),
         _handle=handle,
     )
 

@@ -50,7 +50,11 @@ class XlaEngine(Engine):
     @property
     def device_info(self):
         library = self._library
-        kernels = f"{', '.join(library.ops)} ({library.isa}, {library.num_threads} threads)" if library else "none (plain XLA)"
+        kernels = (
+            f"{', '.join(library.ops)} ({library.instructions}, {library.num_threads} threads)"
+            if library
+            else "none (plain XLA)"
+        )
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
         return DeviceInfo(platform, cpu_name() if platform == "cpu" else self.device.device_kind, kernels)
 

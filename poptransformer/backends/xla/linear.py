@@ -19,7 +19,7 @@ def linear(context, x, weight, bias, out_dtype):
     if "linear" in context.custom_ops:
         from poptransformer.backends.xla import custom_ops
 
-        if math.prod(x.shape[:-1]) <= custom_ops.MAX_LINEAR_ROWS:
+        if custom_ops.takes_linear(x, weight):
             return custom_ops.linear(x, weight, bias, out_dtype)
     if context.platform == "gpu" and math.prod(x.shape[:-1]) == 1:
         y = _multiply_and_reduce(x, weight)

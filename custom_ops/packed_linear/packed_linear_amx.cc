@@ -1,0 +1,61 @@
+// Panels of a packed matrix for tile_product, compiled for AVX-512. A quad of inputs of 16 outputs becomes two rows of pairs.
+#include "packed_linear/packed_linear_amx.h"
+
+#include "common/simd.h"
+#include "packed_linear/packed_linear.h"
+
+namespace poptransformer {
+namespace amx {
+namespace {
+
+// Rounded to bfloat16, in turn one of the first and one of the second.
+POPTRANSFORMER_INLINE __m512i InTurn(Vec first, Vec second) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+
+// Value of the byte at kByte of each lane: code * scale + start.
+template <int kByte>
+POPTRANSFORMER_INLINE Vec ValueAt(__m512i codes, Vec scale, Vec start) {
+  const __m512i code = _mm512_and_si512(_mm512_srli_epi32(codes, 8 * kByte), _mm512_set1_epi32(255));
+  return MultiplyAdd(_mm512_cvtepi32_ps(code), scale, start);
+}
+
+// Two rows of pairs from the codes of a quad.
+POPTRANSFORMER_INLINE void PutQuad(__m512i codes, Vec scale, Vec start, Bfloat16* panel) {
+  _mm512_storeu_si512(panel, InTurn(ValueAt<0>(codes, scale, start), ValueAt<1>(codes, scale, start)));
+  _mm512_storeu_si512(panel + 32, InTurn(ValueAt<2>(codes, scale, start), ValueAt<3>(codes, scale, start)));
+}
+
+}  // namespace
+
+void FillPackedPanel(const void* weights, int64_t block, Bfloat16* panel) {
+  const PackedLinearArgs& a = *static_cast<const PackedLinearArgs*>(weights);
+  const uint8_t* codes = a.weight + block * a.block_bytes;
+  const Float16* scales = reinterpret_cast<const Float16*>(codes + a.code_bytes());
+  const Float16* const minimums = scales + a.num_groups() * kPackedBlockRows;
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int64_t u = 0; u < a.num_units(); ++u, panel += kTileInputs * kPanelOutputs) {
+    const int64_t at = u / a.units_per_group * kPackedBlockRows;
+    const Vec scale = Load(scales + at);
+    if (a.bits == 8) {
+      const Vec start = Mul(scale, Broadcast(-128));
+      POPTRANSFORMER_UNROLL
+      for (int q = 0; q < 8; ++q) PutQuad(_mm512_loadu_si512(codes + q * 64), scale, start, panel + q * 64);
+      codes += 512;
+    } else {
+      const Vec start = Load(minimums + at);
+      POPTRANSFORMER_UNROLL
+      for (int q = 0; q < 4; ++q) {
+        const __m512i both = _mm512_loadu_si512(codes + q * 64);
+        PutQuad(_mm512_and_si512(both, low), scale, start, panel + q * 64);
+        PutQuad(_mm512_and_si512(_mm512_srli_epi16(both, 4), low), scale, start, panel + (q + 4) * 64);
+      }
+      codes += 256;
+    }
+  }
+}
+
+}  // namespace amx
+}  // namespace poptransformer
