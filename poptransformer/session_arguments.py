@@ -49,6 +49,15 @@ def check_max_length(max_length, config, has_positions=True) -> int:
     return max_length
 
 
+def check_kv_cache(kv_cache, precision, model_class) -> None:
+    """Refuse a precision of its own for the KV cache of a model that has none."""
+    if kv_cache not in (None, precision) and not model_class.has_kv_cache:
+        raise UnsupportedError(
+            f"kv_cache={kv_cache!r} is not supported: this model has no KV cache, and its {model_class.memory} is float32 in "
+            "every precision; leave kv_cache out"
+        )
+
+
 def check_stages(layers_per_device, num_layers) -> None:
     """Refuse layer counts that are not those of one stage."""
     if layers_per_device is None or isinstance(layers_per_device, str) and layers_per_device == "auto":

@@ -25,7 +25,7 @@ from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
-from poptransformer.session_arguments import check_max_length, check_stages, check_types, positive, token_ids_of
+from poptransformer.session_arguments import check_kv_cache, check_max_length, check_stages, check_types, positive, token_ids_of
 from poptransformer.tokenizers import load_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
@@ -83,6 +83,7 @@ class Session:
         config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
+        check_kv_cache(kv_cache, precision, model_class)
         check_stages(layers_per_device, self.config.num_layers)
         self.max_length = check_max_length(max_length, self.config, model_class.has_positions)
         with REGISTER.scope(

@@ -50,12 +50,14 @@ class DecoderModel(BaseModel):
       row_inputs: names of numbers that layers want to know of each row, beside its tokens; `describe_row` gives them.
       needs_whole_prompt: whether a prompt must be prefilled in one piece, as later tokens change what earlier ones see.
       has_positions: whether rows end at config.max_seq_len; False: they can go on beyond what the model was trained on.
+      has_kv_cache: whether the states are keys and values, in the precision of the key kv_cache.
       memory: what the states are, for reports.
     """
 
     row_inputs: tuple[str, ...] = ()
     needs_whole_prompt = False
     has_positions = True
+    has_kv_cache = True
     memory = "KV cache"
 
     def __init__(self, name, config):

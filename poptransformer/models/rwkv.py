@@ -174,16 +174,12 @@ class RWKV(DecoderModel):
 
     config_class = RWKVConfig
     has_positions = False
+    has_kv_cache = False
     memory = "recurrent state"
 
     def __init__(self, config: RWKVConfig):
         super().__init__("rwkv", config)
-        if REGISTER.cache_dtype != REGISTER.dtype:
-            raise UnsupportedError(
-                f"kv_cache of {REGISTER.cache_dtype.name} is not supported: RWKV has no KV cache, and its recurrent state is "
-                "float32 in every precision; leave kv_cache out"
-            )
-        self.embedding = Embedding("rwkv.embeddings", config.vocab_size, config.hidden_size, shard="vocab")
+        self.embedding = Embedding("rwkv.embeddings", config.vocab_size, config.hidden_size, "vocab", config.is_tied)
         self.embedding_norm = LayerNorm("rwkv.blocks.0.pre_ln", config.hidden_size, config.norm_eps)
         self.blocks = [RWKVBlock(f"rwkv.blocks.{i}", config) for i in range(config.num_layers)]
         self.final_norm = LayerNorm("rwkv.ln_out", config.hidden_size, FINAL_NORM_EPS)

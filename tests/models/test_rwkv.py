@@ -459,7 +459,7 @@ def test_defaults_of_a_short_config():
 
 def test_there_is_no_kv_cache():
     with pytest.raises(
-        UnsupportedError, match="kv_cache of bfloat16 is not supported: RWKV has no KV cache, and its recurrent"
+        UnsupportedError, match="kv_cache='bf16' is not supported: this model has no KV cache, and its recurrent"
     ):
         Session(BASE, random_weights=True, backend="reference", kv_cache="bf16")
     with Session(TINY, backend="reference", precision="bf16") as session:

@@ -34,6 +34,22 @@ def test_loss_on_text(page, precision, group_size):
     assert abs(losses["kernel"] / losses["plain"] - 1) < 0.004
 
 
+FAMILIES = ("bloom", "chatglm2", "chatglm3", "chatglm6b", "gemma", "gpt2", "gpt_neox", "llama", "opt", "phi", "qwen3", "rwkv")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_is_packed(family):
+    """Tiny random models, which 8 bits hardly change; a matrix that was packed wrongly would."""
+    ids = [251, 3, 1, 4, 1, 5, 9, 254, 6, 5, 3, 5]  # as a ChatGLM-6B has them: a blank, and where its filling begins
+    folder, logits = REPOSITORY / "tests" / "golden" / family, {}
+    for precision in ("fp32", "int8"):
+        with Session(folder, precision=precision, backend="reference", max_length=32) as session:
+            logits[precision] = session.logits(ids).ravel()
+            packed = [parameter for parameter in session.model.parameters() if parameter.packing]
+    assert len(packed) > session.config.num_layers
+    assert np.corrcoef(logits["fp32"], logits["int8"])[0, 1] > 0.995  # seen: 0.997 and more
+
+
 def test_reference_equals_plain_xla(page):
     ids = page[0][:20]
     results = []
