@@ -1,6 +1,7 @@
 """The same model on an NVIDIA GPU gives the CPU's tokens. Runs where JAX sees a GPU."""
 
 import contextlib
+import json
 import pathlib
 
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 
 from poptransformer import Session
 
-POCKET = pathlib.Path(__file__).resolve().parents[2] / "examples/gpt2/gpt2-pocket"
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+POCKET = REPOSITORY / "examples/gpt2/gpt2-pocket"
+GOLDEN = REPOSITORY / "tests/golden"
+FAMILIES = sorted(path.stem for path in GOLDEN.glob("*.json") if path.stem not in ("gpt2", "chatglm_variants"))
 PROMPTS = ["Once upon a time", "The old man opened the box and", "Mia"]
 
 
@@ -52,3 +56,26 @@ def test_logits_are_those_of_the_cpu(sessions, precision, tolerance):
     expected, actual = cpu.logits(PROMPTS[1]), cuda.logits(PROMPTS[1])
     assert np.abs(actual - expected).max() < tolerance
     assert cuda.device_info.platform == "cuda"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_gives_its_golden_tokens(family):
+    """All prompts in one uneven batch, and the logits of one."""
+    cases = json.loads((GOLDEN / f"{family}.json").read_text(encoding="utf-8"))["cases"]
+    with Session(GOLDEN / family, platform="cuda", batch_size=len(cases)) as session:
+        num_new = [len(case["greedy"]) for case in cases]
+        outs = session.generate([case["prompt"] for case in cases], max_new_tokens=num_new, ignore_eos=True)
+        assert [out.token_ids for out in outs] == [case["greedy"] for case in cases]
+        case = cases[1]
+        logits = session.logits(case["prompt"])[case["positions"]][:, case["tokens"]]
+        assert np.abs(logits - np.float32(case["logits"])).max() < 1e-3
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_packed_weights_give_the_logits_of_the_cpu(precision):
+    """Both unpack in plain XLA; the CPU is asked not to round activations as its kernel does."""
+    logits = []
+    for platform, custom_ops in (("cpu", False), ("cuda", "auto")):
+        with Session(POCKET, platform=platform, precision=precision, kv_cache="fp32", custom_ops=custom_ops) as session:
+            logits.append(session.logits(PROMPTS[1]))
+    assert np.abs(logits[0] - logits[1]).max() < 1e-2
