@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from poptransformer.errors import UserError
 
 MOST_LAYERS = 10_000  # building more takes minutes and memory, and means a damaged config
+LARGEST_NUMBER = 3.4e38  # what float32 holds
 LARGEST_SIZE = 2**31 - 1  # of an axis, as int32 indices reach it
 
 
@@ -48,7 +47,7 @@ def read_bool(config: dict, key: str, default: bool) -> bool:
 def read_number(config: dict, key: str, default: float) -> float:
     """Take a number that may be missing out of a config.json. Raises: UserError if it is not a number of at least 0."""
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_NUMBER:
         raise UserError(f"config.json: {key}={value!r}: wanted a number of at least 0")
     return value
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.layers import Rope
-from poptransformer.models.config import read_bool
+from poptransformer.models.config import LARGEST_NUMBER, read_bool
 
 # Type -> keys it must have, and those it may have with what stands for a missing one.
 KINDS = {
@@ -26,6 +26,8 @@ KINDS = {
         {"factor": None, "attention_factor": None, "beta_fast": 32, "beta_slow": 1, "mscale": None, "mscale_all_dim": None},
     ),
 }
+
+LARGEST_HEAD_DIM = 1 << 16  # frequencies beyond take memory and minutes, and mean a damaged config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,8 @@ class RopeScaling:
         Raises: UserError if an odd number of features would turn, or none; UnsupportedError for dynamic scaling beyond
           max_position_embeddings.
         """
+        if head_dim > LARGEST_HEAD_DIM:
+            raise UserError(f"config.json: head_dim={head_dim} is more than any model has; at most {LARGEST_HEAD_DIM}")
         rotary_dim = int(head_dim * self.rotary_share)
         if rotary_dim % 2 or not rotary_dim:
             what = "it" if self.rotary_share == 1 else f"its share of {self.rotary_share}, which is {rotary_dim},"
@@ -170,4 +174,4 @@ def _numbered(key, values):
 def _is_positive(value, may_be_missing):
     if value is None:
         return may_be_missing
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LARGEST_NUMBER

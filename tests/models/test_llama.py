@@ -301,6 +301,8 @@ def test_unsupported_configs(change, message):
         ({"model_type": "mistral", "sliding_window": None} | LAYER_TYPES, "sliding_attention, but sliding_window is null; "),
         ({"attention_bias": "no"}, "attention_bias='no': wanted true or false"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small': wanted a number of at least 0"),
+        ({"rms_norm_eps": 10**59}, f"rms_norm_eps={10**59}: wanted a number of at least 0"),
+        ({"rope_parameters": {"rope_theta": 10**59}}, f"wanted positive numbers for rope_theta={10**59}"),
         ({"rope_scaling": {"type": "linear"}}, "wanted positive numbers for factor=None"),
     ],
 )  # fmt: skip
