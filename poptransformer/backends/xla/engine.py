@@ -17,7 +17,9 @@ import numpy as np
 
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compile_cache
+from poptransformer.backends.xla.fuse import PROGRAM, Fusion, fuse
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
+from poptransformer.backends.xla.program import lower_program
 from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
@@ -90,12 +92,13 @@ class XlaEngine(Engine):
         """Trace and compile ahead of the first run: XLA then knows every shape and which buffers it may overwrite."""
         _refuse_64_bits(graph)
         context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
+        fusion = fuse(graph) if "program" in context.custom_ops else Fusion({}, {})
 
         def program(parameters, updated, kept, inputs):
             values = {value: jnp.asarray(array) for value, array in graph.constants.items()}
             values |= {value: parameters[key] for key, (_, value) in graph.parameters.items()}
             values |= {value: (updated | kept)[key] for key, (_, value) in graph.states.items()}
-            context.evaluate = functools.partial(_evaluate, context, values)
+            context.evaluate = functools.partial(_evaluate, context, fusion, values)
             outputs = dict(zip(graph.outputs, context.evaluate(graph, inputs), strict=True))
             return outputs, {key: values[value] for key, value in graph.state_updates.items()}
 
@@ -128,14 +131,15 @@ class XlaEngine(Engine):
         return {key: np.asarray(array) for key, array in jax.device_get(outputs).items()}
 
 
-def _evaluate(context, values, graph, inputs):
+def _evaluate(context, fusion, values, graph, inputs):
     """Emit a graph's nodes into the program that is being traced; `values` has what the graphs around it computed."""
     for key, value in graph.inputs.items():
         values[value] = inputs[key]
-    for node in graph.nodes:
+    for node in fusion.nodes.get(graph, graph.nodes):
         arrays = [None if value is None else values[value] for value in node.inputs]
+        lower = lower_program if node.op == PROGRAM else LOWERINGS[node.op]
         with jax.named_scope(node.scope or node.op):
-            results = LOWERINGS[node.op](context, *arrays, **node.attributes)
+            results = lower(context, *arrays, **node.attributes)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for value, array in zip(node.outputs, results, strict=True):
             assert array.shape == value.shape and array.dtype == value.dtype, (
