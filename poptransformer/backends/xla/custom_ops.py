@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 2, "gather": 1, "linear": 2, "packed_linear": 1, "program": 1, "wkv": 1}
+OPS = {"attention": 2, "gather": 1, "linear": 2, "packed_linear": 1, "step_program": 1, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
@@ -180,8 +180,8 @@ def packed_linear(x, weight, bias, packing, out_dtype):
     return y.reshape(*x.shape[:-1], packing.out_features)
 
 
-def program(arrays, results, numbers, aliases):
-    """Run a program (poptransformer.backends.xla.program).
+def step_program(arrays, results, numbers, aliases):
+    """Run a program (poptransformer.backends.xla.step_program).
 
     Args:
       arrays: its arguments.
@@ -194,7 +194,7 @@ def program(arrays, results, numbers, aliases):
     """
     load_cpu_library()
     shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    call = jax.ffi.ffi_call(target_name("program"), shapes, input_output_aliases=aliases)
+    call = jax.ffi.ffi_call(target_name("step_program"), shapes, input_output_aliases=aliases)
     return tuple(call(*arrays, steps=numbers))
 
 

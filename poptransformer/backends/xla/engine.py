@@ -19,7 +19,7 @@ from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compile_cache
 from poptransformer.backends.xla.fuse import PROGRAM, Fusion, fuse
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
-from poptransformer.backends.xla.program import lower_program
+from poptransformer.backends.xla.step_program import lower_program
 from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
@@ -92,7 +92,7 @@ class XlaEngine(Engine):
         """Trace and compile ahead of the first run: XLA then knows every shape and which buffers it may overwrite."""
         _refuse_64_bits(graph)
         context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
-        fusion = fuse(graph) if "program" in context.custom_ops else Fusion({}, {})
+        fusion = fuse(graph) if "step_program" in context.custom_ops else Fusion({}, {})
 
         def program(parameters, updated, kept, inputs):
             values = {value: jnp.asarray(array) for value, array in graph.constants.items()}

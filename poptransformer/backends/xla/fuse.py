@@ -19,10 +19,10 @@ import math
 
 import numpy as np
 
-from poptransformer.backends.xla.program import FUNCTIONS, MAX_ROWS, Matrix, Norm, Program, Slot, Step, View
+from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, Program, Slot, Step, View
 from poptransformer.graph import Graph, Node, Value, bfloat16
 
-PROGRAM = "program"  # op of the nodes made here
+PROGRAM = "step_program"  # op of the nodes made here
 _FLOATS = (np.dtype(np.float32), bfloat16, np.dtype(np.float16))
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid")
 _BINARY = ("add", "sub", "mul")

@@ -14,8 +14,8 @@
 //   map       out = f(in) or f(in, other), element by element
 //
 // Bound by reading each weight once.
-#ifndef POPTRANSFORMER_CUSTOM_OPS_PROGRAM_PROGRAM_H_
-#define POPTRANSFORMER_CUSTOM_OPS_PROGRAM_PROGRAM_H_
+#ifndef POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_H_
+#define POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_H_
 
 #include <cstdint>
 #include <vector>
@@ -59,7 +59,7 @@ struct Matrix {
 
 enum class StepKind { kLoad, kStore, kEmbed, kNorm, kProduct, kRope, kAttention, kMap };
 
-// The functions of `map`, and the activations of `product`. The order is known to backends/xla/program.py.
+// The functions of `map`, and the activations of `product`. The order is known to backends/xla/step_program.py.
 enum class Function { kNone, kSilu, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid, kAdd, kSub, kMul };
 
 struct Step {
@@ -109,4 +109,4 @@ float* ProgramArena(int64_t num_floats);
 
 }  // namespace poptransformer
 
-#endif  // POPTRANSFORMER_CUSTOM_OPS_PROGRAM_PROGRAM_H_
+#endif  // POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_H_

@@ -1,10 +1,10 @@
 // What the steps of a program do to rows, compiled once per instruction set; program_cpu.cc cuts the steps into tasks.
-#ifndef POPTRANSFORMER_CUSTOM_OPS_PROGRAM_PROGRAM_KERNEL_H_
-#define POPTRANSFORMER_CUSTOM_OPS_PROGRAM_PROGRAM_KERNEL_H_
+#ifndef POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_KERNEL_H_
+#define POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_KERNEL_H_
 
 #include <cstdint>
 
-#include "program/program.h"
+#include "step_program/step_program.h"
 
 namespace poptransformer {
 
@@ -36,4 +36,4 @@ ProgramKernels ProgramRows();
 
 }  // namespace poptransformer
 
-#endif  // POPTRANSFORMER_CUSTOM_OPS_PROGRAM_PROGRAM_KERNEL_H_
+#endif  // POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_KERNEL_H_

@@ -1,4 +1,4 @@
-"""Programs: steps on rows of float32 that one kernel runs in one parallel region. custom_ops/program/program.h has the meaning.
+"""Programs: steps on rows of float32 that one kernel runs in one parallel region. custom_ops/step_program/step_program.h has the meaning.
 
 `fuse` makes them from nodes of a graph; here they are put in phases, get places for their values, and are written as the row of
 integers that the kernel reads. Rows are those of a decode step: M = B, at most 8.
@@ -12,7 +12,7 @@ import numpy as np
 
 from poptransformer.graph import Value
 
-MAX_ROWS = 8  # kMaxProgramRows in custom_ops/program/program.h
+MAX_ROWS = 8  # kMaxProgramRows in custom_ops/step_program/step_program.h
 KINDS = ("load", "store", "embed", "norm", "product", "rope", "attention", "map")  # StepKind, in its order
 FUNCTIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid", "add", "sub", "mul")  # Function
 NORMS = ("none", "rms_norm", "layer_norm")  # NormKind
@@ -213,4 +213,4 @@ def lower_program(context, *arrays, program):
     """The kernel's call: a lowering like those in LOWERINGS, for the nodes that `fuse` makes."""
     from poptransformer.backends.xla import custom_ops
 
-    return custom_ops.program(arrays, [value.spec for value in program.outputs], program.numbers, program.aliases)
+    return custom_ops.step_program(arrays, [value.spec for value in program.outputs], program.numbers, program.aliases)

@@ -1,6 +1,6 @@
 // Norms, activations, rotations of single rows; compiled once per instruction set, see simd.h. All of it is a few hundred
 // nanoseconds a row, between products that take microseconds.
-#include "program/program_kernel.h"
+#include "step_program/step_program_kernel.h"
 
 #include "common/simd.h"
 #include "packed_linear/packed_linear.h"

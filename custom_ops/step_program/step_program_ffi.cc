@@ -1,6 +1,6 @@
-// XLA binding of program: reads the steps, checks every number in them against the buffers of the call, runs them.
+// XLA binding of step_program: reads the steps, checks every number in them against the buffers of the call, runs them.
 //
-// The attribute `steps` is a row of integers, written by poptransformer/backends/xla/program.py:
+// The attribute `steps` is a row of integers, written by poptransformer/backends/xla/step_program.py:
 //
 //   rows M, floats of the arena, phases P, P + 1 steps that phases begin with (the last: the number of steps), then the steps
 //   step      kind, width, then by kind
@@ -26,7 +26,7 @@
 #include "common/ffi_checks.h"
 #include "common/manifest.h"
 #include "packed_linear/packed_linear.h"
-#include "program/program.h"
+#include "step_program/step_program.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -368,19 +368,19 @@ ffi::Error ProgramFfi(ffi::RemainingArgs args, ffi::RemainingRets results, ffi::
   thread_local Program program;
   Reader reader(args, results, steps);
   reader.Read(program);
-  if (!reader.error().empty()) return ffi::Error::InvalidArgument("program: " + reader.error());
+  if (!reader.error().empty()) return ffi::Error::InvalidArgument("step_program: " + reader.error());
   RunProgram(program);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-POPTRANSFORMER_LIST_OP(program, 1);
+POPTRANSFORMER_LIST_OP(step_program, 1);
 
 }  // namespace poptransformer
 
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(program, poptransformer::ProgramFfi,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(step_program, poptransformer::ProgramFfi,
                               ffi::Ffi::Bind()
                                   .RemainingArgs()   // whatever the steps name: weights, caches, ids, lengths
                                   .RemainingRets()   // values that others use, caches

@@ -16,8 +16,8 @@
 #include "common/thread_pool.h"
 #include "linear/linear_kernel.h"
 #include "packed_linear/packed_linear_kernel.h"
-#include "program/program.h"
-#include "program/program_kernel.h"
+#include "step_program/step_program.h"
+#include "step_program/step_program_kernel.h"
 
 namespace poptransformer {
 namespace {
