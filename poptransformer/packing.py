@@ -215,9 +215,7 @@ class Packing:
         local = dataclasses.replace(self, out_features=sizes[0], in_features=sizes[1])
         groups = indices if cut.axis == 0 else indices[:: self.units_per_group * UNIT] // (self.units_per_group * UNIT)
         codes = np.where(_mask(indices, cut.axis), _ZERO_CODE[self.bits], np.take(codes, np.maximum(indices, 0), cut.axis))
-        numbers = [
-            None if numbers is None else take_or_zero(numbers, groups, cut.axis) for numbers in (scales, minimums)
-        ]
+        numbers = [None if numbers is None else take_or_zero(numbers, groups, cut.axis) for numbers in (scales, minimums)]
         return local.assemble(codes.astype(np.uint8), *numbers)
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:

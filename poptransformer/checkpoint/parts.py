@@ -34,9 +34,7 @@ def read_part(checkpoint, key: str, shape, cut, rank: int, row_order=None, dtype
             target, source = (rows,), (row_source,)
             if columns is not None:
                 target, source = (rows, columns[0]), (row_source, columns[1])
-            result[target] = checkpoint.read(
-                key, dtype=dtype, transpose=transpose, index=source[::-1] if transpose else source
-            )
+            result[target] = checkpoint.read(key, dtype=dtype, transpose=transpose, index=source[::-1] if transpose else source)
     return result
 
 

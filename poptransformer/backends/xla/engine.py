@@ -140,7 +140,9 @@ class XlaEngine(Engine):
 
 def _to_numpy(array):
     """An output, which all ranks share, as the NumPy array that the process's first device has."""
-    return np.asarray(array if array.is_fully_addressable else array.addressable_data(0))
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = array.addressable_data(0)
+    return np.asarray(array)
 
 
 _jax_process = None  # the process whose JAX is up
