@@ -73,8 +73,8 @@ class Session:
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", devices=None, precision="fp32", kv_cache=None, group_size=None, batch_size=1,
-        max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
+        self, model, *, backend="xla", platform="auto", devices=None, precision="fp32", kv_cache=None, group_size=None,
+        batch_size=1, max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
         random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()

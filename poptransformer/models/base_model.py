@@ -33,7 +33,7 @@ class BaseModel(BaseLayer):
         return False
 
     def row_order(self, parameter_name: str):
-        """For each row of a parameter the row of the checkpoint's tensor, as an int array, where their orders differ; else None."""
+        """For each row of a parameter the row of the checkpoint's tensor: an int array, or None where they are the same."""
         return None
 
     def transform(self, parameter_name: str, array):

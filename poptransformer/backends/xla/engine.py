@@ -22,8 +22,8 @@ from poptransformer.backends.xla.staged_program import StagedProgram
 from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
-    "attention", "collective", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
-    "shape", "softmax", "token_shift", "wkv",
+    "attention", "collective", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope",
+    "sample", "shape", "softmax", "token_shift", "wkv",
 )  # fmt: skip
 for _family in _FAMILIES:
     importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
