@@ -43,6 +43,7 @@ class SessionConfig:
 
     backend: str
     platform: str
+    devices: int | None
     custom_ops: str | bool
     execution_cache_dir: str | None
 
