@@ -84,8 +84,17 @@ def _sample(node, unpacks):
     return 2 * math.prod(node.inputs[0].shape) * FLOAT32_BYTES
 
 
+def _wkv(node, unpacks):
+    """For prefill the sums over tokens in float32, a numerator, denominator and maximum each: of every token, of those before
+    it, and of both.
+    """
+    rows, num_new, width = node.inputs[0].shape
+    return 9 * rows * num_new * width * FLOAT32_BYTES if num_new > 1 else 0
+
+
 WORKSPACE: dict[str, Callable[[Node, str], int]] = {
     "attention": _attention,
     "packed_linear": _packed_linear,
     "sample": _sample,
+    "wkv": _wkv,
 }

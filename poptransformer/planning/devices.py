@@ -11,6 +11,8 @@ from poptransformer.errors import UnsupportedError, UserError, near_miss
 GB = 10**9
 IPU_TILES = 1472
 IPU_TILE_BYTES = 624 * 1024
+# Where Linux says how much memory a container may use, version 2 and version 1.
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _memory_bytes():
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         raise UserError("device='cpu': the system does not say how much memory there is; give memory_gb") from None
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for path in CGROUP_LIMITS:
         try:
             total = min(total, int(pathlib.Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):  # not there, or "max"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from poptransformer.graph import Graph, Parameter, Spec
+from poptransformer.graph import Graph
 from poptransformer.models.decoder_model import DecoderModel
-from poptransformer.packing import Packing
 from poptransformer.planning.activations import peak_bytes
 
 PREFILL_LENGTH = 512  # tokens that a run of prefill takes at once: Session's longest chunk
@@ -62,16 +61,15 @@ class Footprint:
         )
 
 
-def measure(model: DecoderModel, prefill_length: int | None = None, unpacks: str = "never", num_replicas: int = 1) -> Footprint:
+def measure(model: DecoderModel, prefill_length: int | None = None, unpacks: str = "never") -> Footprint:
     """Read a footprint off the graphs of a model.
 
     Activations are the larger of those of the graph that prefills `prefill_length` tokens and of one step of the decode graph.
 
     Args:
-      model: with the batch size, cache length and precision that it was built for.
+      model: with the batch size, cache length, precision and number of ranks that it was built for.
       prefill_length: None takes PREFILL_LENGTH, or max_length where that is less.
       unpacks: see `activations.peak_bytes`.
-      num_replicas: ranks among which the weights are cut.
     """
     prefill = model.build_prefill(min(prefill_length or PREFILL_LENGTH, model.max_length))
     decode = model.build_decode()
@@ -89,15 +87,15 @@ def measure(model: DecoderModel, prefill_length: int | None = None, unpacks: str
             for place, value in enumerate(node.inputs):
                 if value in parameters:
                     parameter = parameters[value]
-                    weights[at][parameter.name] = _parameter_bytes(parameter, num_replicas)
+                    weights[at][parameter.name] = parameter.spec.num_bytes
                     if graph is decode and not (node.op in _LOOK_UPS and place == 0):
                         reads[at][parameter.name] = True
                 if value in states:
-                    caches[at][states[value].name] = _state_bytes(states[value], num_replicas)
+                    caches[at][states[value].name] = states[value].spec.num_bytes
         for at, num_bytes in peak_bytes(nodes, nodes_at, _counted_apart(graph), unpacks).items():
             activations[at] = max(activations[at], num_bytes)
     parts = [Part(w, frozenset(r), c, a) for w, r, c, a in zip(weights, reads, caches, activations, strict=True)]
-    return Footprint(parts[0], tuple(parts[1:-1]), parts[-1], num_replicas, model.memory)
+    return Footprint(parts[0], tuple(parts[1:-1]), parts[-1], model.world_size, model.memory)
 
 
 def _counted_apart(graph: Graph) -> Iterable:
@@ -135,28 +133,3 @@ class _Places:
                 place += 1
             places.append(place)
         return places
-
-
-def _parameter_bytes(parameter: Parameter, num_replicas: int) -> int:
-    """Bytes of one rank's part."""
-    if num_replicas == 1 or parameter.shard is None:
-        return parameter.spec.num_bytes
-    axis = 1 if parameter.shard == "row" else 0
-    shape = list(parameter.logical_shape)
-    if parameter.packing is None:
-        shape[axis] = -(-shape[axis] // num_replicas)
-        return Spec(shape, parameter.dtype).num_bytes
-    group = max(parameter.packing.group_size, 32)
-    shape[axis] = -(-shape[axis] // (num_replicas * group)) * group
-    packed = Packing(parameter.packing.kind, parameter.packing.group_size, *shape)
-    return Spec(packed.shape, parameter.dtype).num_bytes
-
-
-def _state_bytes(state, num_replicas: int) -> int:
-    """Bytes of one rank's part: heads of a KV cache [B, K, S, H], features of a WKV state [B, 3, A]."""
-    axis = {4: 1, 3: 2}.get(len(state.shape))
-    if num_replicas == 1 or axis is None:
-        return state.spec.num_bytes
-    shape = list(state.shape)
-    shape[axis] = -(-shape[axis] // num_replicas)
-    return Spec(shape, state.dtype).num_bytes

@@ -75,12 +75,12 @@ class Sizes:
 
     def footprint(self, device: Device, num_replicas: int = 1, prefill_length: int | None = None) -> Footprint:
         """What each part takes on one of num_replicas ranks; see `footprint.measure`."""
-        return measure(self.build(num_replicas), prefill_length, device.unpacks, num_replicas)
+        return measure(self.build(num_replicas), prefill_length, device.unpacks)
 
     def build(self, num_replicas: int = 1) -> DecoderModel:
         """The model as one of num_replicas ranks sees it, without weights."""
         with REGISTER.scope(
-            batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
+            batch_size=self.batch_size, max_length=self.max_length, world_size=num_replicas, dtype=self.precision.dtype,
             weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype, packing=self.precision.packing,
         ):  # fmt: skip
             return self.model_class(self.config)

@@ -48,9 +48,22 @@ def save(plan: Plan, sizes: Sizes, path) -> None:
     Raises: UserError as `check` does, or if the file cannot be written.
     """
     check(path)
-    columns = plan.num_replicas if plan.num_replicas <= MOST_COLUMNS else 1
-    rows = len(plan.stages)
+    columns, rows = _num_columns(plan), len(plan.stages)
     figure = _figure_class()(figsize=(max(columns, 2) * BOX_INCHES, rows * ROW_INCHES + MARGIN_INCHES), layout="constrained")
+    draw(figure, plan, sizes)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"picture={os.fspath(path)!r}: cannot be written ({error.strerror})") from error
+
+
+def _num_columns(plan):
+    return plan.num_replicas if plan.num_replicas <= MOST_COLUMNS else 1
+
+
+def draw(figure, plan: Plan, sizes: Sizes) -> None:
+    """Draw a plan into a matplotlib figure."""
+    columns, rows = _num_columns(plan), len(plan.stages)
     axes = figure.subplots()
     for stage in plan.stages:
         for rank in range(columns):
@@ -63,10 +76,6 @@ def save(plan: Plan, sizes: Sizes, path) -> None:
     axes.axis("off")
     figure.suptitle(_title(plan, sizes), fontsize=10)
     figure.legend(handles=_legend(plan), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"picture={os.fspath(path)!r}: cannot be written ({error.strerror})") from error
 
 
 def _title(plan, sizes):
@@ -91,8 +100,7 @@ def _draw_device(axes, plan, stage, rank):
         left += part_width
     axes.add_patch(Rectangle((rank, top), width, height, facecolor="none", edgecolor="#444444", linewidth=0.8))
     name = f"{plan.device.name} {stage.index}" if plan.num_replicas == 1 else f"stage {stage.index}"
-    layers = f"layers {stage.layers}" if stage.num_layers else stage.layers
-    axes.text(rank, top - 0.04, f"{name}: {layers}", ha="left", va="bottom", fontsize=8)
+    axes.text(rank, top - 0.04, f"{name}: {stage.holds}", ha="left", va="bottom", fontsize=8)
     used = f"{size(stage.total_bytes)}, {share(stage.total_bytes, plan.device.memory_bytes)}"
     axes.text(rank + width, top - 0.04, used, ha="right", va="bottom", fontsize=8)
 

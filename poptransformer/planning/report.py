@@ -46,7 +46,7 @@ def _how_many(plan):
     what = f"{total} x {plan.device.name}" if not plan.device.is_shared else f"{total} on this machine"
     how = [f"{stages} stages" if stages > 1 else "1 stage"]
     if plan.num_replicas > 1:
-        how.append(f"each cut over {plan.num_replicas} ranks; the table shows what one rank holds")
+        how.append(f"{'each ' * (stages > 1)}cut over {plan.num_replicas} ranks: the table shows what one of them holds")
     if total > plan.num_devices:
         how.append(f"{total - plan.num_devices} of the IPUs idle, as they come in powers of two")
     return f"devices: {what} ({', '.join(how)})"

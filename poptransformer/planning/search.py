@@ -8,6 +8,7 @@ from poptransformer.errors import UserError
 from poptransformer.planning.devices import Device
 from poptransformer.planning.footprint import Footprint
 from poptransformer.planning.stages import Plan, fewest_stages, next_power_of_two, plan_stages
+from poptransformer.session_arguments import count_stages
 
 MOST_REPLICAS = 64  # ranks that are tried where none are asked for
 
@@ -20,7 +21,10 @@ def check_replicas(num_replicas: int, most: int, device: Device) -> None:
     Raises: UserError.
     """
     if num_replicas > most:
-        raise UserError(f"num_replicas={num_replicas} is more than the model's layers can be cut into; set at most {most}")
+        raise UserError(
+            f"num_replicas={num_replicas} is more than the {most} heads or features that the model has to give out: further "
+            f"ranks would hold zeros; set at most {most}"
+        )
     if device.kind == "ipu" and num_replicas != next_power_of_two(num_replicas):
         below = next_power_of_two(num_replicas) // 2
         raise UserError(
@@ -72,7 +76,7 @@ def place(
     """
     if num_replicas is not None:
         check_replicas(num_replicas, most_replicas, device)
-    if num_devices is None and isinstance(layers_per_device, str):
+    if num_devices is None and layers_per_device == "auto":
         if num_replicas is not None:
             footprint = footprint_of(num_replicas)
             plan = fewest_stages(footprint, device)
@@ -84,15 +88,10 @@ def place(
         if not ways:
             one = plan_stages(footprint_of(1), layers_per_device, 1, device=device)
             raise UserError(f"{one.problem()}; {_remedy(footprint_of, most_replicas, device)}")
-        plan_stages(ways[0].footprint, layers_per_device, len(ways[0].stages), device=device)  # refuses other words than auto
         return ways[0], ways
-    num_replicas = num_replicas or 1
-    num_stages = None
-    if num_devices is not None:
-        if num_devices % num_replicas:
-            raise UserError(f"num_devices={num_devices} is not a multiple of num_replicas={num_replicas}")
-        num_stages = num_devices // num_replicas
-    plan = plan_stages(footprint_of(num_replicas), layers_per_device, num_stages, device=device)
+    footprint = footprint_of(num_replicas or 1)
+    num_stages = count_stages(layers_per_device, footprint.num_layers, footprint.num_replicas, num_devices)
+    plan = plan_stages(footprint, layers_per_device, num_stages, device=device)
     if not plan.fits:
         raise UserError(f"{plan.problem()}; {_remedy(footprint_of, most_replicas, device)}")
     return plan, []

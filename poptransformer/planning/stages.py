@@ -16,6 +16,7 @@ from poptransformer.planning.balance import balance
 from poptransformer.planning.devices import Device
 from poptransformer.planning.footprint import Footprint
 from poptransformer.planning.text import aligned, ranges, share, size
+from poptransformer.session_arguments import count_stages
 
 MS_PER_S = 1000
 
@@ -47,11 +48,12 @@ class Stage:
         return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
     @property
-    def layers(self) -> str:
-        """What is on it, in words: "embedding, 0-5"."""
+    def holds(self) -> str:
+        """What is on it, in words: "embedding, layers 0-5"."""
         words = ["embedding"] * self.has_embedding
-        words += [ranges(self.first_layer, self.num_layers)] * (self.num_layers > 0)
-        return ", ".join([*words, *["head"] * self.has_head]) or "-"
+        if self.num_layers:
+            words.append(f"layer{'s' * (self.num_layers > 1)} {ranges(self.first_layer, self.num_layers)}")
+        return ", ".join([*words, *["head"] * self.has_head]) or "nothing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Plan:
             return f"does not fit: {size(self.total_bytes)} are needed, and {self.device.name} has {memory} for all devices"
         over = [stage for stage in self.stages if stage.total_bytes > self.device.memory_bytes]
         words = [
-            f"device {stage.index} ({stage.layers}) needs {size(stage.total_bytes)}: weights {size(stage.weight_bytes)}, "
+            f"device {stage.index} ({stage.holds}) needs {size(stage.total_bytes)}: weights {size(stage.weight_bytes)}, "
             f"{self.footprint.memory} {size(stage.cache_bytes)}, activations {size(stage.activation_bytes)}"
             for stage in over[:4]
         ]
@@ -168,7 +170,12 @@ class Plan:
         rows = [head + (["per tile", "share"] if has_tiles else [])]
         for stage in self.stages:
             parts = (stage.weight_bytes, stage.cache_bytes, stage.activation_bytes, stage.total_bytes)
-            row = [str(stage.index), stage.layers, *map(size, parts), share(stage.total_bytes, self.device.memory_bytes)]
+            row = [
+                str(stage.index),
+                stage.holds.replace("layers ", "").replace("layer ", ""),
+                *map(size, parts),
+                share(stage.total_bytes, self.device.memory_bytes),
+            ]
             if has_tiles:
                 per_tile = -(-stage.total_bytes // self.device.num_tiles)
                 row += [f"{per_tile / 1024:.0f} KiB", share(per_tile, self.device.tile_bytes)]
@@ -191,7 +198,7 @@ def plan_stages(
         and head counted; or None for one stage.
       num_stages: for "auto"; None takes 1.
       device: what each stage's device is, of which there are num_replicas for a stage.
-    Raises: UserError if the numbers are no layer counts, do not add up, or are not num_stages.
+    Raises: UserError if the numbers are no layer counts, do not add up, or are not num_stages many.
     """
     counts = _layer_counts(footprint, layers_per_device, num_stages)
     stages, begin = [], 0
@@ -222,36 +229,30 @@ def _layer_counts(footprint, layers_per_device, num_stages):
             for part in (footprint.first, *footprint.layers, footprint.last)
         )
         return balance(layers, first, last, 1 if num_stages is None else num_stages)
-    counts = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else []
-    if not counts or not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
-        raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
-    problems = []
-    if sum(counts) != footprint.num_layers:
-        problems.append(f"adds up to {sum(counts)}; the model has {footprint.num_layers} layers")
-    if num_stages not in (None, len(counts)):
-        problems.append(f"is for {len(counts)} stages; there are {num_stages}")
-    if problems:
-        raise UserError(f"layers_per_device={counts} {', and '.join(problems)}")
-    return counts
+    given = count_stages(layers_per_device, footprint.num_layers, 1, None)
+    if num_stages not in (None, given):
+        raise UserError(f"layers_per_device={list(layers_per_device)} is for {given} stages, not for num_stages={num_stages}")
+    return list(layers_per_device)
 
 
 def fewest_stages(footprint: Footprint, device: Device) -> Plan | None:
-    """The plan with the fewest stages that fits, balanced; None if no number of stages is enough."""
+    """The plan with the fewest stages that fits, balanced, with at most as many stages as layers; None if none is enough."""
     parts = (footprint.first, *footprint.layers, footprint.last)
     smallest = max(sum(part.weights.values()) + sum(part.caches.values()) + part.activation_bytes for part in parts)
     if smallest > device.memory_bytes:
         return None  # there is a part that fits on no device alone
     whole = footprint.join(0, footprint.num_layers, True, True)
     num_stages = -(-(sum(whole.weights.values()) + sum(whole.caches.values())) // device.memory_bytes)
-    most = 1 if device.is_shared else footprint.num_layers + 2
-    while num_stages <= most:
+    most = 1 if device.is_shared else footprint.num_layers
+    while True:
         if device.kind == "ipu":
             num_stages = next_power_of_two(num_stages)
+        if num_stages > most:
+            return None
         plan = plan_stages(footprint, "auto", num_stages, device=device)
         if plan.fits:
             return plan
         num_stages += 1
-    return None
 
 
 def _remedy(footprint, device):
