@@ -66,8 +66,8 @@ class Cluster:
       index, size: this process's number, and how many there are.
     """
 
-    def __init__(self, client):
-        self.client, self.index, self.size = client, jax.process_index(), jax.process_count()
+    def __init__(self, client, index, size):
+        self.client, self.index, self.size = client, index, size
         self._is_over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="poptransformer-cluster", daemon=True)
         self._watcher.start()
@@ -186,7 +186,7 @@ def _join(distributed):
         raise UserError(f"distributed: {_first_line(error)}; open the distributed Session before anything else") from None
     from jax._src import distributed as state  # the store has no public name
 
-    cluster = Cluster(state.global_state.client)
+    cluster = Cluster(state.global_state.client, process_id, num_processes)
     logger.info("process %d of %d joined", cluster.index, cluster.size)
     return cluster
 
