@@ -46,6 +46,7 @@ class SessionConfig:
     devices: int | None
     custom_ops: str | bool
     execution_cache_dir: str | None
+    distributed: str | dict | None
 
 
 @dataclasses.dataclass

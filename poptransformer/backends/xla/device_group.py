@@ -41,8 +41,10 @@ class DeviceGroup:
         """Give every rank the same array: a NumPy array, or a JAX array that lies elsewhere in this process."""
         if self._is_local:
             return jax.device_put(array, self._shared)
-        array = np.asarray(array)
-        return jax.make_array_from_callback(array.shape, self._shared, lambda index: array[index])
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            array = array.addressable_data(0)
+        array = array if isinstance(array, jax.Array) else np.asarray(array)
+        return self.put_parts(lambda rank, device: array, array.shape, False)
 
     def put_parts(self, parts, shape, is_cut):
         """Join what `ranks_here` have: a JAX or NumPy array for each of them, of the graph's shape.

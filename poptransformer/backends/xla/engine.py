@@ -40,15 +40,19 @@ class XlaEngine(Engine):
       execution_cache_dir: folder of the persistent compile cache; None for the user's cache folder, "" for no cache.
       world_size: tensor-parallel ranks, R.
       num_stages: pipeline stages, each of R devices.
+      cluster: the Cluster whose processes share the devices; None: this process alone.
     """
 
-    def __init__(self, platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1):
+    def __init__(
+        self, platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1, cluster=None
+    ):  # fmt: skip
         super().__init__()
         _refuse_forked_process()
         use_compile_cache(execution_cache_dir)
-        devices = pick_devices(platform, world_size * num_stages)
-        self.groups = [DeviceGroup(devices[stage * world_size :][:world_size]) for stage in range(num_stages)]
-        self.device = self.groups[0].ranks_here()[0][1] if num_stages == 1 else devices[0]
+        self.groups = [
+            DeviceGroup(devices) for devices in pick_devices(platform, world_size, num_stages, cluster.size if cluster else 1)
+        ]
+        self.device = self.groups[0].ranks_here()[0][1]
         self._library = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
