@@ -6,6 +6,7 @@ Nothing is loaded and nothing is run: sizes come from the graphs that the model 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 
@@ -78,7 +79,7 @@ def run(options) -> str:
         options.model, options.precision, options.kv_cache, options.group_size, options.batch_size, options.max_length
     )
     plan, ways = place(
-        lambda num_replicas: sizes.footprint(device, num_replicas, options.prefill_length),
+        functools.cache(lambda num_replicas: sizes.footprint(device, num_replicas, options.prefill_length)),
         sizes.most_replicas,
         device,
         num_replicas=options.num_replicas,

@@ -1,11 +1,14 @@
 """python -m poptransformer.plan: tables, JSON, pictures, and what is refused."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
 
 import pytest
+from conftest import REPOSITORY
 
 from poptransformer.plan import main
 
@@ -72,12 +75,8 @@ def test_the_same_as_json(plan):
     assert {way["num_replicas"] for way in values["ways"]} == {1, 2, 4, 8}
 
 
-def test_chatglm_on_bow_needs_ranks_as_its_embedding_is_more_than_an_ipu(plan, refusal):
-    chatglm = ("--model", "chatglm-6b", "--device", "bow", "--precision")
-    fp16, int4 = (as_json(plan, *chatglm, precision) for precision in ("fp16", "int4"))
-    assert fp16["num_devices"] == 16 and fp16["num_replicas"] > 1
-    assert int4["num_devices"] <= 8
-    error = refusal(*chatglm, "fp16", "--num-replicas", 1)
+def test_chatglm_on_bow_needs_ranks_as_its_embedding_is_more_than_an_ipu(refusal):
+    error = refusal("--model", "chatglm-6b", "--device", "bow", "--precision", "fp16", "--num-replicas", 1)
     assert "weights 12.3 GB" in error and "the smallest number that fits is 16 x bow: num_replicas=16 with 1 stage" in error
 
 
@@ -230,3 +229,23 @@ def test_a_picture_that_cannot_be_written(refusal, tmp_path):
     assert "there is no folder" in refusal(*gpt2, "--picture", tmp_path / "absent" / "plan.png")
     (tmp_path / "plan.png").mkdir()
     assert "cannot be written (Is a directory)" in refusal(*gpt2, "--picture", tmp_path / "plan.png")
+
+
+# ---- docs/planning.md
+
+
+def test_the_page_shows_what_is_printed(plan, refusal):
+    page = (REPOSITORY / "docs" / "planning.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```\n\$ python -m poptransformer.plan (.*)\n((?:.*\n)*?)```$", page, re.MULTILINE)
+    assert len(examples) == 4
+    for command, shown in examples:
+        arguments = shlex.split(command)
+        printed = f"error: {refusal(*arguments)}\n" if shown.startswith("error: ") else plan(*arguments)
+        assert printed == shown, command
+
+
+def test_the_page_has_python_that_runs(capsys):
+    page = (REPOSITORY / "docs" / "planning.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(code, "planning.md", "exec"), {})
+    assert "embedding, 0-19" in capsys.readouterr().out
