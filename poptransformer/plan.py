@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import sys
 
 from poptransformer.errors import UserError
@@ -95,7 +96,9 @@ def main(arguments=None) -> int:
     """Print the plan that the command line asks for; returns the exit status."""
     options = parse(arguments)
     try:
-        print(run(options))
+        print(run(options), flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -188,6 +188,12 @@ def test_as_a_module():
     )
 
 
+def test_a_reader_that_stops_reading():
+    command = f"{shlex.quote(sys.executable)} -m poptransformer.plan --model gpt2 --device l4 --json | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
 # ---- pictures
 
 
