@@ -59,7 +59,7 @@ def _gpu(name, memory_gb, gb_per_s, about):
 
 # Bandwidths are the vendors' peaks. Programs reach less: on an H200 a plain copy has been measured at 4260 of the 4800 GB/s.
 # IPUs: of all tiles together. Mk2 and Bow as Graphcore gives them; they are in proportion to the clocks, 1.33 and 1.85 GHz. For
-# the C600 only arithmetic is published, 280 TFLOPS in float16 to 250 of the same chip at 1.33 GHz, which makes 47.5 TB/s into 53.2.
+# the C600 only arithmetic is published, 280 TFLOPS in float16 to 250 of the same chip at 1.33 GHz: 47.5 TB/s become 53.2.
 DEVICES = {
     device.name: device
     for device in (
