@@ -19,10 +19,10 @@ import math
 
 import numpy as np
 
-from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, Program, Slot, Step, View
+from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, Slot, Step, StepProgram, View
 from poptransformer.graph import Graph, Node, Value, bfloat16
 
-PROGRAM = "step_program"  # op of the nodes made here
+STEP_PROGRAM = "step_program"  # op of the nodes made here
 _FLOATS = (np.dtype(np.float32), bfloat16, np.dtype(np.float16))
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid")
 _BINARY = ("add", "sub", "mul")
@@ -509,8 +509,8 @@ class _Segment:
                 view.slot.result = value
             else:
                 self._store(value, view)
-        program = Program(self._num_rows, self._steps, outputs, self._caches, self._nodes)
-        return [Node(PROGRAM, tuple(program.inputs), {"program": program}, tuple(program.outputs), self._nodes[0].scope)]
+        program = StepProgram(self._num_rows, self._steps, outputs, self._caches, self._nodes)
+        return [Node(STEP_PROGRAM, tuple(program.inputs), {"program": program}, tuple(program.outputs), self._nodes[0].scope)]
 
     def _is_loaded(self, slot):
         return any(view.slot is slot for view in self._loaded.values())

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from poptransformer.backends.xla.fuse import Fusion
+
 LOWERINGS: dict[str, Callable] = {}
 
 
@@ -22,11 +24,13 @@ class Context:
       platform: JAX's name of it, "cpu", "gpu" or "tpu".
       custom_ops: names of the ops that run as kernels of this project.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
+      fusion: which nodes run as step programs, or None: each node by itself.
     """
 
     platform: str
     custom_ops: frozenset[str]
     evaluate: Callable | None = None
+    fusion: Fusion | None = None
 
 
 def product(x, y, dimensions):

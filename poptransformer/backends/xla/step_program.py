@@ -1,4 +1,4 @@
-"""Programs: steps on rows of float32 that one kernel runs in one parallel region. custom_ops/step_program/step_program.h has the meaning.
+"""Step programs: steps on rows of float32 that one kernel runs in one parallel region. custom_ops/step_program/step_program.h has the meaning.
 
 `fuse` makes them from nodes of a graph; here they are put in phases, get places for their values, and are written as the row of
 integers that the kernel reads. Rows are those of a decode step: M = B, at most 8.
@@ -89,7 +89,7 @@ class Step:
     phase: int = -1
 
 
-class Program:
+class StepProgram:
     """Steps in phases, what they take and give.
 
     Attributes:
@@ -209,7 +209,7 @@ def _places(phases, num_rows):
     return places, size
 
 
-def lower_program(context, *arrays, program):
+def lower_step_program(context, *arrays, program):
     """The kernel's call: a lowering like those in LOWERINGS, for the nodes that `fuse` makes."""
     from poptransformer.backends.xla import custom_ops
 
