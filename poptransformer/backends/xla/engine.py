@@ -57,6 +57,7 @@ class XlaEngine(Engine):
         self._library = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
+        self._fusions = {}
 
     @property
     def device_info(self):
@@ -81,12 +82,16 @@ class XlaEngine(Engine):
             return self._library.read_bandwidth_gb_per_s() if self._library else None
         return _copy_bandwidth_gb_per_s(self.device)
 
+    def lowering_of(self) -> dict[str, list[tuple[str, int, str]]]:
+        """For each compiled graph that fusion looked at: (op, how many, "kernel step_program" or "by itself: why")."""
+        return {name: fusion.taken() for name, fusion in self._fusions.items()}
+
     def _free(self):
         places = (array for places in self._parameters.values() for array in places.values())
         for array in (*places, *self._states.values()):
             if not array.is_deleted():
                 array.delete()
-        self._parameters, self._states, self._programs = {}, {}, {}
+        self._parameters, self._states, self._programs, self._fusions = {}, {}, {}, {}
 
     def _check_process(self):
         _refuse_forked_process()
@@ -127,7 +132,7 @@ class XlaEngine(Engine):
         self._stages |= graph.stages_of()
         if len(self.groups) == 1:
             if "step_program" in context.custom_ops:
-                context.fusion = fuse(graph)
+                context.fusion = self._fusions[name] = fuse(graph)
             self._programs[name] = Program(graph, self.groups[0], context)
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)

@@ -1,7 +1,7 @@
 """Fusion: runs of a graph's nodes become programs, so that model files stay plain equations.
 
-What a program takes, with T = 1 and at most 8 rows: embeddings, norms, linear and packed_linear, rope, attention, activations, sums
-and products of rows, and the reshapes and splits between them. Within a program
+What a program takes, with T = 1 and at most 8 rows: embeddings, norms, linear and packed_linear, rope, attention, activations,
+sums and products of rows, and the reshapes and splits between them. Within a program
 
     a norm goes into the linears that read it          several linears of one input are one phase
     act(gate(x)) * up(x) is one step, as is act(up(x))  x + linear(y) adds in the linear
@@ -41,6 +41,13 @@ class Fusion:
 
     nodes: dict[Graph, list[Node]]
     reasons: dict[Node, str]
+
+    def taken(self) -> list[tuple[str, int, str]]:
+        """What was taken, for reports: (op, how many nodes, "kernel step_program" or "by itself: why no program took it")."""
+        programs = [node.attributes["program"] for nodes in self.nodes.values() for node in nodes if node.op == STEP_PROGRAM]
+        counts = collections.Counter((node.op, "kernel step_program") for program in programs for node in program.nodes)
+        counts.update((node.op, f"by itself: {reason}") for node, reason in self.reasons.items() if node.op != "loop")
+        return [(op, count, taken) for (op, taken), count in sorted(counts.items())]
 
 
 def fuse(graph: Graph) -> Fusion:
