@@ -17,6 +17,7 @@ from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.device_group import DeviceGroup
 from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
 from poptransformer.backends.xla.fuse import fuse
+from poptransformer.backends.xla.huge_pages import HugePages
 from poptransformer.backends.xla.lowering import Context
 from poptransformer.backends.xla.program import Program
 from poptransformer.backends.xla.staged_program import StagedProgram
@@ -57,7 +58,7 @@ class XlaEngine(Engine):
         self._library = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
-        self._fusions = {}
+        self._fusions, self._huge_pages = {}, HugePages()
 
     @property
     def device_info(self):
@@ -92,6 +93,7 @@ class XlaEngine(Engine):
             if not array.is_deleted():
                 array.delete()
         self._parameters, self._states, self._programs, self._fusions = {}, {}, {}, {}
+        self._huge_pages = HugePages()
 
     def _check_process(self):
         _refuse_forked_process()
@@ -100,9 +102,8 @@ class XlaEngine(Engine):
         is_cut = parameter.cut is not None
 
         def part(rank, device):
-            if parameter.load:
-                return parameter.load(rank)
-            return self._random(parameter, rank, device)
+            array = parameter.load(rank) if parameter.load else self._random(parameter, rank, device)
+            return self._huge_pages.place(array, device) if device.platform == "cpu" else array
 
         places = {}
         for stage in stages:

@@ -1,6 +1,6 @@
 """Step programs: steps on rows of float32 that one kernel runs in one parallel region.
 
-custom_ops/step_program/step_program.h has the meaning of the steps. `fuse` makes them from nodes of a graph; here they are put in
+custom_ops/step_program/step_program.h says what steps mean. `fuse` makes them from nodes of a graph; here they are put in
 phases, get places for their values, and are written as the row of integers that the kernel reads. Rows are those of a decode
 step: M = B, at most 8.
 """
