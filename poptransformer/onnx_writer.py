@@ -430,7 +430,10 @@ def _packed(writer, node, packing, out_dtype):
          in_features=packing.in_features, out_dtype=writer.dtype(out_dtype))  # fmt: skip
 
 
-@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob", "token_shift", "wkv")
+@_translates(
+    "attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob", "token_shift", "wkv",
+    "all_reduce", "all_gather", "rank_index",
+)  # fmt: skip
 def _own(writer, node, **attributes):
     inputs, outputs = ([writer.ref(value) for value in values] for values in (node.inputs, node.outputs))
     attributes = {name: value for name, value in attributes.items() if value is not None}

@@ -42,9 +42,9 @@ def test_names_are_unique_and_tell_the_layer():
 def test_scope_and_stage_come_back_after_an_error():
     graph = Graph("scopes")
     with pytest.raises(RuntimeError), graph.scope("layer"), graph.stage(3):
-        assert (graph.scope_name, graph.input("x", (), f32).stage) == ("layer", 3)
+        assert (graph.scope_name, (graph.input("x", (), f32) + 1).stage) == ("layer", 3)
         raise RuntimeError
-    assert graph.scope_name == "" and graph.input("y", (), f32).stage == 0
+    assert graph.scope_name == "" and (graph.input("y", (), f32) + 1).stage == 0
 
 
 def test_stages_place_nodes():
@@ -54,7 +54,10 @@ def test_stages_place_nodes():
         y = x + 1
         with graph.stage(2):
             z = y + 1
-    assert [node.stage for node in graph.nodes] == [1, 2] and (y.stage, z.stage) == (1, 2)
+    with graph.stage(0):
+        later = y * 2
+    assert [node.stage for node in graph.nodes] == [1, 2, 1], "a value from stage 1 is not used before it"
+    assert (x.stage, y.stage, z.stage, later.stage) == (0, 1, 2, 1)
 
 
 def test_inputs_and_outputs_have_names_of_their_own():
@@ -81,7 +84,7 @@ def test_values_of_other_graphs_are_refused():
 
 def test_a_tied_parameter_is_one_value():
     graph = Graph("tied")
-    table = Parameter("wte.weight", (5, 3), f32, shard="vocab")
+    table = Parameter("wte.weight", (5, 3), f32)
     assert graph.parameter(table) is graph.parameter(table)
     assert table.spec == Spec((5, 3), f32)
     with pytest.raises(UserError, match="graph 'tied': two different things are called 'wte.weight'"):

@@ -19,6 +19,7 @@ import numpy as np
 
 from poptransformer.errors import UserError
 from poptransformer.graph import Graph, Parameter, State
+from poptransformer.ops.collective import COLLECTIVES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,13 @@ class DeviceInfo:
 
 
 class Engine(abc.ABC):
-    """Base of the backends: bookkeeping that all share, and the four things that each does its own way."""
+    """Base of the backends: bookkeeping that all share, and the four things that each does its own way.
+
+    Attributes:
+      world_size: tensor-parallel ranks.
+    """
+
+    world_size = 1
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}
@@ -63,6 +70,10 @@ class Engine(abc.ABC):
         self._check_process()
         for parameter in parameters:
             if parameter.name not in self._parameter_names:
+                if parameter.cut is not None and parameter.cut.world_size != self.world_size:
+                    raise UserError(
+                        f"{parameter.name} is cut for a world_size of {parameter.cut.world_size}, the engine's is {self.world_size}"
+                    )
                 self._load_one(parameter, (stages_of or {}).get(parameter.name, (0,)))
                 self._parameter_names.add(parameter.name)
             if progress:
@@ -77,6 +88,7 @@ class Engine(abc.ABC):
             known = self._state_specs.get(state.name)
             if known and known.spec != state.spec:
                 raise UserError(f"state {state.name!r} is {known.spec} in one graph and {state.spec} in another")
+        self._check_world_size(graph)
         lacking = sorted(set(graph.parameters) - self._parameter_names)
         if lacking:
             raise UserError(f"graph {name!r} uses {len(lacking)} parameters that are not loaded: {', '.join(lacking[:5])}")
@@ -117,6 +129,12 @@ class Engine(abc.ABC):
         """Free the device memory of weights and states, and forget all graphs."""
         self._free()
         self.graphs, self._state_specs, self._parameter_names = {}, {}, set()
+
+    def _check_world_size(self, graph):
+        others = {node.attributes["world_size"] for node in graph.walk() if node.op in COLLECTIVES} - {self.world_size}
+        if others:
+            made_for = " and ".join(map(str, sorted(others)))
+            raise UserError(f"graph {graph.name!r} is made for a world_size of {made_for}, the engine's is {self.world_size}")
 
     def _check_process(self) -> None:
         """Refuse work in a process where the backend would hang; nothing to refuse unless a backend says so."""

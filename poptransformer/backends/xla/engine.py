@@ -52,6 +52,7 @@ class XlaEngine(Engine):
         self.groups = [
             DeviceGroup(devices) for devices in pick_devices(platform, world_size, num_stages, cluster.size if cluster else 1)
         ]
+        self.world_size = world_size
         self.device = self.groups[0].ranks_here()[0][1]
         self._library = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
@@ -67,7 +68,7 @@ class XlaEngine(Engine):
         )
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
         name = cpu_name() if platform == "cpu" else self.device.device_kind
-        world_size, num_stages = self.groups[0].world_size, len(self.groups)
+        world_size, num_stages = self.world_size, len(self.groups)
         if world_size * num_stages > 1:
             stages = f"{num_stages} stages of " if num_stages > 1 and world_size > 1 else ""
             ranks = f"{world_size} tensor-parallel ranks" if world_size > 1 else f"{num_stages} stages"

@@ -46,6 +46,10 @@ class Program:
         abstract = jax.tree.map(lambda value: group.abstract(value.spec, value in differing), arguments)
         self._program = uninterrupted(jitted.lower(*abstract).compile)
 
+    def as_text(self) -> str:
+        """The compiled program in XLA's own language."""
+        return self._program.as_text()
+
     def run(self, parameters, states, inputs):
         """See the module's docstring; the states that the graph updates are overwritten."""
         graph = self.graph
