@@ -72,7 +72,8 @@ class Engine(abc.ABC):
             if parameter.name not in self._parameter_names:
                 if parameter.cut is not None and parameter.cut.world_size != self.world_size:
                     raise UserError(
-                        f"{parameter.name} is cut for a world_size of {parameter.cut.world_size}, the engine's is {self.world_size}"
+                        f"{parameter.name} is cut for a world_size of {parameter.cut.world_size}, "
+                        f"the engine's is {self.world_size}"
                     )
                 self._load_one(parameter, (stages_of or {}).get(parameter.name, (0,)))
                 self._parameter_names.add(parameter.name)
