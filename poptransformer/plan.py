@@ -6,7 +6,9 @@ Nothing is loaded and nothing is run: sizes come from the graphs that the model 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 import sys
 
 from poptransformer.errors import UserError
@@ -78,7 +80,7 @@ def run(options) -> str:
         options.model, options.precision, options.kv_cache, options.group_size, options.batch_size, options.max_length
     )
     plan, ways = place(
-        lambda num_replicas: sizes.footprint(device, num_replicas, options.prefill_length),
+        functools.cache(lambda num_replicas: sizes.footprint(device, num_replicas, options.prefill_length)),
         sizes.most_replicas,
         device,
         num_replicas=options.num_replicas,
@@ -94,7 +96,9 @@ def main(arguments=None) -> int:
     """Print the plan that the command line asks for; returns the exit status."""
     options = parse(arguments)
     try:
-        print(run(options))
+        print(run(options), flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

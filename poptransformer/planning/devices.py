@@ -46,9 +46,9 @@ class Device:
         return {"cpu": "never", "gpu": "rows"}.get(self.kind, "always")
 
 
-def _ipu(name, tb_per_s, about):
+def _ipu(name, gb_per_s, about):
     # 1472 tiles of 624 KiB are 940.6 MB; the data sheets say 900 MB, which leaves some of each tile for what comes on top.
-    return Device(name, "ipu", 900 * 10**6, tb_per_s * 1000, IPU_TILES, IPU_TILE_BYTES, about=about)
+    return Device(name, "ipu", 900 * 10**6, gb_per_s, IPU_TILES, IPU_TILE_BYTES, about=about)
 
 
 def _gpu(name, memory_gb, gb_per_s, about):
@@ -59,13 +59,13 @@ def _gpu(name, memory_gb, gb_per_s, about):
 
 # Bandwidths are the vendors' peaks. Programs reach less: on an H200 a plain copy has been measured at 4260 of the 4800 GB/s.
 # IPUs: of all tiles together. Mk2 and Bow as Graphcore gives them; they are in proportion to the clocks, 1.33 and 1.85 GHz. For
-# the C600 only arithmetic is published, 280 TFLOPS in float16 to 250 of the same chip at 1.33 GHz, which makes 47.5 into 53.2.
+# the C600 only arithmetic is published, 280 TFLOPS in float16 to 250 of the same chip at 1.33 GHz: 47.5 TB/s become 53.2.
 DEVICES = {
     device.name: device
     for device in (
-        _ipu("mk2", 47.5, "Graphcore Mk2 IPU (GC200), as in an IPU-POD"),
-        _ipu("bow", 65.4, "Graphcore Bow IPU, as in a Bow Pod"),
-        _ipu("c600", 53.2, "Graphcore C600 card, one Mk2 IPU"),
+        _ipu("mk2", 47500, "Graphcore Mk2 IPU (GC200), as in an IPU-POD"),
+        _ipu("bow", 65400, "Graphcore Bow IPU, as in a Bow Pod"),
+        _ipu("c600", 53200, "Graphcore C600 card, one Mk2 IPU"),
         _gpu("b200", 180, 8000, "NVIDIA B200"),
         _gpu("h200", 141, 4800, "NVIDIA H200"),
         _gpu("h100", 80, 3350, "NVIDIA H100 SXM"),
