@@ -207,7 +207,10 @@ class Packing:
         )
 
     def take(self, packed: np.ndarray, cut, rank: int) -> np.ndarray:
-        """A rank's part of a whole packed matrix, its codes as they are; what fills up stands for zeros. Needs `can_take`."""
+        """A rank's part of a whole packed matrix, its codes as they are. Needs `can_take`.
+
+        What fills up stands for zeros, but in a short last group of int4 for the group's minimum: the inputs there are zeros.
+        """
         codes, scales, minimums = self.split(packed)
         indices = cut.indices(rank)
         sizes = [self.out_features, self.in_features]

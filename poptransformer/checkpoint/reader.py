@@ -115,9 +115,11 @@ class Checkpoint:
         """
         return self._find(name).read(name, dtype=dtype, transpose=transpose, index=index)
 
-    def read_packed(self, name, packing, transpose=False):
-        """Read a matrix that is stored in codes as packed weights have them; None if it is not; see TensorFile.read_packed."""
-        return self._find(name).read_packed(name, packing, transpose)
+    def read_packed(self, name, packing, transpose=False, cut=None, rank=0):
+        """Read a matrix, or a rank's part, that is stored in codes as packed weights have them; None if it is not; see
+        TensorFile.read_packed.
+        """
+        return self._find(name).read_packed(name, packing, transpose, cut, rank)
 
     def _find(self, name):
         try:

@@ -140,13 +140,17 @@ class TensorFile:
         """Return how many bytes of the file a tensor takes."""
         return self._entries[name].num_bytes
 
-    def read_packed(self, name, packing, transpose=False):
-        """Read a matrix that the file holds in codes as packed weights have them, without quantising anew.
+    def read_packed(self, name, packing, transpose=False, cut=None, rank=0):
+        """Read a matrix, or a tensor-parallel rank's part of it, that the file holds in codes as packed weights have them,
+        without quantising anew.
 
         Args:
-          packing: the Packing that is wanted; its shape is the matrix's, after transposition.
+          packing: the Packing that is wanted, of the whole matrix; its shape is the matrix's, after transposition.
           transpose: as for read.
-        Returns: uint8 of packing.shape, or None if the file holds this matrix in another way.
+          cut: how ranks share the matrix; None takes all of it.
+          rank: whose part.
+        Returns: uint8 of packing.shape, or of a rank's part; None if the file holds this matrix in another way, or the cut
+          goes through a group.
         """
         return None
 

@@ -89,7 +89,4 @@ class BaseModel(BaseLayer):
         whole = packing if cut is None else dataclasses.replace(
             packing, **dict(zip(("out_features", "in_features"), parameter.logical_shape, strict=True))
         )  # fmt: skip
-        if cut is not None and not whole.can_take(cut):
-            return None
-        packed = checkpoint.read_packed(key, whole, transpose=self.is_transposed(parameter.name))
-        return packed if packed is None or cut is None else whole.take(packed, cut, rank)
+        return checkpoint.read_packed(key, whole, self.is_transposed(parameter.name), cut, rank)
