@@ -198,9 +198,10 @@ class StagedProgram:
         places = values[value]
         if stage not in places:
             if value in self._differing:
+                home = next(iter(places))
                 raise UserError(
-                    f"graph {self.graph.name!r}: {value.name} differs between ranks and lies on stage {next(iter(places))}, but "
-                    f"stage {stage} uses it; an all_reduce or all_gather is missing"
+                    f"graph {self.graph.name!r}: {value.name} differs between ranks and lies on stage {home}, but stage {stage} "
+                    "uses it; an all_reduce or all_gather is missing"
                 )
             places[stage] = self._groups[stage].put(_any(places))
         return places[stage]
