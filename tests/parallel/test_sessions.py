@@ -97,8 +97,7 @@ def test_an_interrupt_between_two_pieces(session, monkeypatch, number):
     session.generate([7], max_new_tokens=2)
     program = engine._programs["decode"]
     loops = [part for part in getattr(program, "_parts", ()) if hasattr(part, "parts")]
-    target, name = (loops[0].parts[-1], "program") if loops else (program, "run")
-    run = getattr(target, name)
+    run = loops[0].parts[-1].program if loops else program
 
     def interrupted(*arguments):
         results = run(*arguments)
@@ -108,7 +107,10 @@ def test_an_interrupt_between_two_pieces(session, monkeypatch, number):
         return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(target, name, interrupted)
+        if loops:
+            patch.setattr(loops[0].parts[-1], "program", interrupted)
+        else:
+            patch.setitem(engine._programs, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.generate(PROMPT, max_new_tokens=9)
     assert not any(np.asarray(state).any() for state in engine._states.values())

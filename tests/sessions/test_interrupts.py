@@ -52,12 +52,12 @@ def test_an_interrupt_when_the_device_has_taken_the_caches(xla, monkeypatch):
     stream = xla.stream([7], max_new_tokens=20, ignore_eos=True)
     first, programs = next(stream), xla._engine._programs
 
-    def interrupted(*args, run=programs["decode"].run):
-        run(*args)
+    def interrupted(*args, program=programs["decode"]):
+        program(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(programs["decode"], "run", interrupted)
+        patch.setitem(programs, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             xla.generate(PROMPT)
     assert [*first.token_ids, *join(stream)[1]] == CASES[0]["greedy"][:20]

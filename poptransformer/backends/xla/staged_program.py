@@ -57,7 +57,7 @@ class HostLoop:
 
 
 class StagedProgram:
-    """See the module's docstring; `run` is that of Program."""
+    """See the module's docstring; called as Program is."""
 
     def __init__(self, graph, groups, context):
         self.graph, self._groups, self._context = graph, groups, context
@@ -134,8 +134,8 @@ class StagedProgram:
 
     # ---- run
 
-    def run(self, parameters, states, inputs):
-        """See Program.run."""
+    def __call__(self, parameters, states, inputs):
+        """See Program."""
         graph = self.graph
         values = {value: dict(parameters[key]) for key, (_, value) in graph.parameters.items()}
         values |= {value: {_home(states[key], self._groups): states[key]} for key, (_, value) in graph.states.items()}
@@ -200,8 +200,8 @@ class StagedProgram:
             if value in self._differing:
                 home = next(iter(places))
                 raise UserError(
-                    f"graph {self.graph.name!r}: {value.name} differs between ranks and lies on stage {home}, but stage {stage} "
-                    "uses it; an all_reduce or all_gather is missing"
+                    f"graph {self.graph.name!r}: {value.name} differs between ranks and lies on stage {home}, but stage "
+                    f"{stage} uses it; an all_reduce or all_gather is missing"
                 )
             places[stage] = self._groups[stage].put(_any(places))
         return places[stage]
