@@ -23,6 +23,7 @@ from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
 from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.planning.balance import balance
+from poptransformer.planning.placement import plan_session
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
@@ -92,6 +93,8 @@ class Session:
                 backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster
             )
             self._channel = None if self.leads else self._cluster.channel()
+        #: what each device will hold, a Plan; None for one device
+        self.plan = self._make_plan()
         self._lock = threading.Lock()  # held while the device works: calls queue
         self._wave = None  # whose tokens the caches hold
         self._is_loaded = self._is_closed = False
@@ -317,6 +320,17 @@ class Session:
         counts = balance(*self.model.bytes_by_layer(), num_stages) if layers_per_device == "auto" else list(layers_per_device)
         self.model.place(counts)
         return counts
+
+    def _make_plan(self):
+        if self.num_replicas * len(self.layers_per_device) == 1:
+            return None
+        info = self._engine.device_info
+        plan = plan_session(self.model, self.layers_per_device, info.platform, info.name, self._engine.memory_bytes())
+        if plan is not None:
+            logger.info("the plan:\n%s", plan.table())
+            if self._cluster is None or not plan.device.is_shared:  # other processes may have another host's memory
+                plan.check()
+        return plan
 
     def _encode(self, prompts):
         encoded = encode_prompts(prompts, self.tokenizer, self.config.vocab_size, self._bos_token_id)

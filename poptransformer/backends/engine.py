@@ -60,6 +60,10 @@ class Engine(abc.ABC):
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
 
+    def memory_bytes(self) -> int | None:
+        """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
+        return None
+
     def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:
         """Put weights on the device, one at a time.
 

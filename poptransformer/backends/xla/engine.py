@@ -81,6 +81,9 @@ class XlaEngine(Engine):
             return self._library.read_bandwidth_gb_per_s() if self._library else None
         return _copy_bandwidth_gb_per_s(self.device)
 
+    def memory_bytes(self):
+        return (self.device.memory_stats() or {}).get("bytes_limit")
+
     def _free(self):
         places = (array for places in self._parameters.values() for array in places.values())
         for array in (*places, *self._states.values()):
