@@ -27,7 +27,13 @@ from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
 from poptransformer.session_arguments import (
-    check_kv_cache, check_max_length, check_stages, check_types, choose_precision, positive, token_ids_of,
+    check_kv_cache,
+    check_max_length,
+    check_stages,
+    check_types,
+    choose_precision,
+    positive,
+    token_ids_of,
 )  # fmt: skip
 from poptransformer.tokenizers import load_tokenizer, save_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one

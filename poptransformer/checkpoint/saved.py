@@ -6,7 +6,7 @@ has been done. A packed matrix is the uint8 array that packing.py describes. The
 them, say what the arrays mean:
 
     format      "poptransformer"
-    version     of what this page describes, "1"
+    version     of the form that this page describes, "1"
     precision   "int4"; group_size "32", or "" where the precision has none
     packings    JSON: parameter -> the fields of its Packing
 """
