@@ -206,7 +206,7 @@ def rewrite(folder, change, keep=lambda name: True):
         ({"precision": "int5"}, "precision='int5' is not supported"),
         (
             {"packings": "{}"},
-            r"transformer.wte.weight is uint8\[256, 4352\], wanted is uint8\[256, 4352\] \(int8 in groups of 64",
+            r"transformer.wte.weight is uint8\[256, 4224\], wanted is uint8\[256, 4224\] \(int8 in groups of 64",
         ),
     ],
 )
