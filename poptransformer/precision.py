@@ -12,11 +12,14 @@ import dataclasses
 import numpy as np
 
 from poptransformer.errors import UnsupportedError
+from poptransformer.float8 import FLOAT8
 from poptransformer.graph import bfloat16
+from poptransformer.kv_cache import INT8
 from poptransformer.packing import BITS, GROUP_SIZES, WHOLE_ROW
 
 DEFAULT_GROUP_SIZE = 32
 DTYPES = {"fp32": np.dtype(np.float32), "bf16": bfloat16, "fp16": np.dtype(np.float16)}
+CACHE_DTYPES = DTYPES | {"fp8": FLOAT8, "int8": INT8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +43,12 @@ def precision(name: str, kv_cache: str | None = None, group_size: int | None = N
 
     Args:
       name: "fp32", "bf16", "fp16", "int8" or "int4".
-      kv_cache: "fp32", "bf16" or "fp16"; None takes the activations' dtype, float16 beside packed weights.
+      kv_cache: "fp32", "bf16", "fp16", "fp8" or "int8" (see kv_cache.py); None takes the activations' dtype, float16 beside
+        packed weights.
       group_size: inputs that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
     Raises: UnsupportedError for another name, with the list.
     """
-    cache_dtype = None if kv_cache is None else _look_up("kv_cache", kv_cache, DTYPES)
+    cache_dtype = None if kv_cache is None else _look_up("kv_cache", kv_cache, CACHE_DTYPES)
     if isinstance(name, str) and name in BITS:
         group_size = DEFAULT_GROUP_SIZE if group_size is None else group_size
         if isinstance(group_size, bool) or group_size not in GROUP_SIZES:

@@ -64,7 +64,8 @@ class Session:
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
       precision: "fp32" (None takes that), "bf16", "fp16", or "int8" or "int4" for packed weights. A model that
         `save_quantized` wrote has its own, for which None stands.
-      kv_cache: "fp32", "bf16" or "fp16" for the KV cache; None takes that of the activations, fp16 beside packed weights.
+      kv_cache: "fp32", "bf16", "fp16", "fp8" or "int8" for the KV cache; None takes that of the activations, fp16 beside packed
+        weights. fp8 is e4m3, int8 has a scale for each position and head.
       group_size: weights that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.

@@ -1,5 +1,6 @@
 """Precisions by the names that configs use."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -7,12 +8,16 @@ from poptransformer import UnsupportedError
 from poptransformer.graph import bfloat16
 from poptransformer.precision import precision
 
+CACHES = {
+    "fp32": np.float32, "bf16": bfloat16, "fp16": np.float16, "fp8": ml_dtypes.float8_e4m3fn, "int8": np.int8,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("name, dtype", [("fp32", np.float32), ("bf16", bfloat16), ("fp16", np.float16)])
 def test_dtypes(name, dtype):
     found = precision(name)
     assert (found.name, found.weight_dtype, found.dtype, found.cache_dtype) == (name, dtype, dtype, dtype)
-    for cache, cache_dtype in (("fp32", np.float32), ("bf16", bfloat16), ("fp16", np.float16)):
+    for cache, cache_dtype in CACHES.items():
         mixed = precision(name, cache)
         assert (mixed.weight_dtype, mixed.dtype, mixed.cache_dtype) == (dtype, dtype, cache_dtype)
 
@@ -22,7 +27,7 @@ def test_other_names_are_refused_with_the_list(name):
     with pytest.raises(UnsupportedError) as caught:
         precision(name)
     assert str(caught.value) == f"precision={name!r} is not supported; this version has fp32, bf16, fp16, int8, int4"
-    with pytest.raises(NotImplementedError, match="kv_cache=.* is not supported; this version has fp32, bf16, fp16"):
+    with pytest.raises(NotImplementedError, match="kv_cache=.* is not supported; this version has fp32, bf16, fp16, fp8, int8"):
         precision("fp32", name)
 
 
