@@ -62,7 +62,7 @@ class Session:
         a dict in the form of a config.json (with random_weights=True).
       backend: "xla" or "reference" (NumPy, slow, for tests).
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
-      precision: "fp32" (None takes that), "bf16", "fp16", or "int8" or "int4" for packed weights. A model that
+      precision: "fp32" (None takes that), "bf16", "fp16", or "int8", "int4" or "fp8" for packed weights. A model that
         `save_quantized` wrote has its own, for which None stands.
       kv_cache: "fp32", "bf16", "fp16", "fp8" or "int8" for the KV cache; None takes that of the activations, fp16 beside packed
         weights. fp8 is e4m3, int8 has a scale for each position and head.

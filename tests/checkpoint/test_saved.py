@@ -57,7 +57,7 @@ def test_each_family_gives_the_same_logits(family, tmp_path):
         assert (session.tokenizer and session.tokenizer.encode(prompts[0])) == prompts[1]
 
 
-@pytest.mark.parametrize("precision, group_size", [("int4", -1), ("bf16", None), ("fp32", None)])
+@pytest.mark.parametrize("precision, group_size", [("int4", -1), ("fp8", -1), ("bf16", None), ("fp32", None)])
 def test_each_precision(tiny, tmp_path, precision, group_size):
     with open_numpy(tiny, precision=precision, group_size=group_size) as session:
         wanted, arrays = session.logits(IDS), [parameter.load() for parameter in session.model.parameters()]

@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 1, "wkv": 1}
+OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
@@ -162,7 +162,7 @@ def linear(x, weight, bias, out_dtype):
 
 
 def packed_linear(x, weight, bias, packing, out_dtype):
-    """y = x W^T + b with a packed W, for any number of rows; x is quantised to 8 bits on the way.
+    """y = x W^T + b with a packed W, for any number of rows; beside integer codes x is quantised to 8 bits on the way.
 
     Args:
       x: [..., I], float32, bfloat16 or float16.
@@ -177,7 +177,10 @@ def packed_linear(x, weight, bias, packing, out_dtype):
     bias = jax.numpy.zeros(0, x.dtype) if bias is None else bias.astype(x.dtype)
     result = jax.ShapeDtypeStruct((rows.shape[0], packing.out_features), out_dtype)
     call = jax.ffi.ffi_call(target_name("packed_linear"), result)
-    y = call(rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size))
+    y = call(
+        rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size),
+        is_float8=np.int64(packing.kind == "fp8"),
+    )  # fmt: skip
     return y.reshape(*x.shape[:-1], packing.out_features)
 
 
