@@ -12,7 +12,7 @@ from poptransformer.precision import precision as find_precision
 logger = logging.getLogger(__name__)
 
 DEFAULT_PRECISION = "fp32"
-DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
+DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take a device's memory whether used or not
 LARGEST_MAX_LENGTH = 2**30  # where the model sets no limit: positions are int32
 
 

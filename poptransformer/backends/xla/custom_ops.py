@@ -1,6 +1,6 @@
 """Our own kernels for the CPU: find the library that `make` builds, check it, register its handlers, call them.
 
-The only module that knows ctypes. Loading happens once per process, at the first call of load_cpu_library.
+Loading happens once per process, at the first call of load_cpu_library.
 """
 
 import ctypes
