@@ -17,6 +17,7 @@ from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.device_group import DeviceGroup
 from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
 from poptransformer.backends.xla.lowering import Context
+from poptransformer.backends.xla.memory import drop_zeros, trim
 from poptransformer.backends.xla.program import Program
 from poptransformer.backends.xla.staged_program import StagedProgram
 from poptransformer.errors import UnsupportedError, UserError
@@ -128,15 +129,19 @@ class XlaEngine(Engine):
         _refuse_64_bits(graph)
         context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
         self._stages |= graph.stages_of()
+        trim()
         if len(self.groups) == 1:
             self._programs[name] = Program(graph, self.groups[0], context)
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)
+        trim()
 
     def _create_states(self, states):
         for state in states:
             group = self.groups[self._stages[state.name][0]]
             self._states[state.name] = group.zeros(state.spec, state.is_cut)
+            if self.device.platform == "cpu":
+                drop_zeros(self._states[state.name])
 
     def _run_one(self, name, inputs):
         outputs, states = self._programs[name](self._parameters, self._states, inputs)
