@@ -44,7 +44,7 @@ class XlaEngine(Engine):
         _refuse_forked_process()
         use_compile_cache(execution_cache_dir)
         self.device = pick_device(platform)
-        self._library = _custom_op_library(self.device.platform, custom_ops)
+        self._library, self._no_custom_ops = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
 
     @property
@@ -89,7 +89,10 @@ class XlaEngine(Engine):
     def _compile_one(self, name, graph):
         """Trace and compile ahead of the first run: XLA then knows every shape and which buffers it may overwrite."""
         _refuse_64_bits(graph)
-        context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
+        library = self._library
+        context = Context(
+            self.device.platform, frozenset(library.ops if library else ()), library.isa if library else "", self._no_custom_ops
+        )
 
         def program(parameters, updated, kept, inputs):
             values = {value: jnp.asarray(array) for value, array in graph.constants.items()}
@@ -111,6 +114,7 @@ class XlaEngine(Engine):
         kept = {key: spec for key, spec in states.items() if key not in graph.state_updates}
         jitted = jax.jit(program, donate_argnums=1, keep_unused=True)
         self._programs[name] = _uninterrupted(jitted.lower(parameters, updated, kept, inputs).compile)
+        return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
         for state in states:
@@ -134,7 +138,7 @@ def _evaluate(context, values, graph, inputs):
         values[value] = inputs[key]
     for node in graph.nodes:
         arrays = [None if value is None else values[value] for value in node.inputs]
-        with jax.named_scope(node.scope or node.op):
+        with jax.named_scope(node.scope or node.op), context.lowering(node):
             results = LOWERINGS[node.op](context, *arrays, **node.attributes)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for value, array in zip(node.outputs, results, strict=True):
@@ -217,22 +221,22 @@ def _time_copies(source, num_bytes, repetitions):
 
 
 def _custom_op_library(platform, custom_ops):
-    """Find the kernels for a platform, or say by name that plain XLA runs instead."""
+    """Find the kernels for a platform, or say by name that plain XLA runs instead: (library or None, why there is none)."""
     if not isinstance(custom_ops, (bool, str)) or isinstance(custom_ops, str) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
-        return None
+        return None, "custom_ops is false"
     if platform != "cpu":
         if custom_ops is True:
             raise UserError(f"custom_ops=true: there are no custom ops for {platform!r} yet; set custom_ops: auto or false")
         logger.info("no custom ops for %s yet: every op runs as plain XLA", platform)
-        return None
+        return None, f"no kernels for {platform} yet"
     from poptransformer.backends.xla.custom_ops import MissingLibraryError, load_cpu_library
 
     try:
-        return load_cpu_library()
+        return load_cpu_library(), ""
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
         logger.warning("attention, gather, linear and wkv run as plain XLA, several times slower: %s", error)
-        return None
+        return None, "the kernels are not built"
