@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import numbers
+import pathlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 
 from poptransformer.backends import make_engine
 from poptransformer.checkpoint.reader import Checkpoint
+from poptransformer.checkpoint.save import save_model
 from poptransformer.description import Description, count_choices, lowering_table
 from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.generation.prompts import encode_prompts, is_single
@@ -23,11 +25,18 @@ from poptransformer.generation.settings import check_stop_ids, settings_per_row
 from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
 from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
-from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
-from poptransformer.session_arguments import check_kv_cache, check_max_length, check_stages, check_types, positive, token_ids_of
-from poptransformer.tokenizers import load_tokenizer
+from poptransformer.session_arguments import (
+    check_kv_cache,
+    check_max_length,
+    check_stages,
+    check_types,
+    choose_precision,
+    positive,
+    token_ids_of,
+)  # fmt: skip
+from poptransformer.tokenizers import load_tokenizer, save_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
 logger = logging.getLogger(__name__)
@@ -55,8 +64,10 @@ class Session:
         a dict in the form of a config.json (with random_weights=True).
       backend: "xla" or "reference" (NumPy, slow, for tests).
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
-      precision: "fp32", "bf16", "fp16", or "int8" or "int4" for packed weights.
-      kv_cache: "fp32", "bf16" or "fp16" for the KV cache; None takes that of the activations, fp16 beside packed weights.
+      precision: "fp32" (None takes that), "bf16", "fp16", or "int8", "int4" or "fp8" for packed weights. A model that
+        `save_quantized` wrote has its own, for which None stands.
+      kv_cache: "fp32", "bf16", "fp16", "fp8" or "int8" for the KV cache; None takes that of the activations, fp16 beside packed
+        weights. fp8 is e4m3, int8 has a scale for each position and head.
       group_size: weights that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
@@ -71,21 +82,23 @@ class Session:
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", precision="fp32", kv_cache=None, group_size=None, batch_size=1,
+        self, model, *, backend="xla", platform="auto", precision=None, kv_cache=None, group_size=None, batch_size=1,
         max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
         random_weights=False,
     ):  # fmt: skip
         begin = time.perf_counter()
         check_types(model, random_weights, execution_cache_dir)
-        self.precision = find_precision(precision, kv_cache, group_size)
         self.batch_size = positive("batch_size", batch_size)
         if positive("num_replicas", num_replicas) != 1:
             raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
+        choose_precision(precision, kv_cache, group_size, None)  # what is wrong with them needs no file to be seen
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
-        config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+        saved = self._checkpoint.saved if self._checkpoint else None
+        self.precision = choose_precision(precision, kv_cache, group_size, saved)
+        self._hf_config = config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
-        check_kv_cache(kv_cache, precision, model_class)
+        check_kv_cache(kv_cache, self.precision.name, model_class)
         check_stages(layers_per_device, self.config.num_layers)
         self.max_length = check_max_length(max_length, self.config, model_class.has_positions)
         with REGISTER.scope(
@@ -176,6 +189,29 @@ class Session:
         if len(ids) < 2:
             raise UserError(f"score needs at least two tokens, the prompt has {len(ids)}")
         return np.concatenate(list(self._each_chunk(ids[:-1], self._describe([ids]), "logprobs", targets=ids[1:])))
+
+    # ---- saving
+
+    def save_quantized(self, folder) -> pathlib.Path:
+        """Save the model in the precision it has here, packed weights as they are, for a Session that opens at once.
+
+        `Session(folder)` then maps the weights instead of reading and packing them, and takes the precision from the file.
+        A weight is read from the model's own files, one at a time; nothing runs on the device. See checkpoint/saved.py.
+
+        Args:
+          folder: must not be there yet, or be empty.
+        Returns: the folder.
+        Raises: UserError if there are no weights to save or the folder cannot be written; nothing half done stays behind.
+        """
+        self._check_open()
+        parameters = list(self.model.parameters())
+        if any(parameter.load is None for parameter in parameters):
+            raise UserError("random_weights=true: there are no weights to save; give a model that has some")
+        path = self._checkpoint.path
+        return save_model(
+            folder, self.precision, parameters, self._hf_config, self._checkpoint.generation_config,
+            functools.partial(save_tokenizer, self.tokenizer, path),
+        )  # fmt: skip
 
     # ---- device
 

@@ -28,11 +28,30 @@ POPTRANSFORMER_INLINE void PutQuad(__m512i codes, Vec scale, Vec start, Bfloat16
   _mm512_storeu_si512(panel + 32, InTurn(ValueAt<2>(codes, scale, start), ValueAt<3>(codes, scale, start)));
 }
 
+// As ValueAt for a byte that is an e4m3 float: at the place where a float16 has exponent and fraction it is 2^-8 of its value.
+template <int kByte>
+POPTRANSFORMER_INLINE Vec Float8At(__m512i codes, Vec scale) {
+  const __m256i bytes = _mm512_cvtepi32_epi16(_mm512_srli_epi32(codes, 8 * kByte));
+  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 1),
+                                        _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return Mul(_mm512_cvtph_ps(half), scale);
+}
+
+void FillFloat8Panel(const PackedLinearArgs& a, const uint8_t* codes, Bfloat16* panel) {
+  const Vec scale = Mul(Load(reinterpret_cast<const float*>(codes + a.code_bytes())), Broadcast(256));
+  for (int64_t q = 0; q < a.num_units() * 8; ++q, codes += 64, panel += 64) {
+    const __m512i quad = _mm512_loadu_si512(codes);
+    _mm512_storeu_si512(panel, InTurn(Float8At<0>(quad, scale), Float8At<1>(quad, scale)));
+    _mm512_storeu_si512(panel + 32, InTurn(Float8At<2>(quad, scale), Float8At<3>(quad, scale)));
+  }
+}
+
 }  // namespace
 
 void FillPackedPanel(const void* weights, int64_t block, Bfloat16* panel) {
   const PackedLinearArgs& a = *static_cast<const PackedLinearArgs*>(weights);
   const uint8_t* codes = a.weight + block * a.block_bytes;
+  if (a.is_float8) return FillFloat8Panel(a, codes, panel);
   const Float16* scales = reinterpret_cast<const Float16*>(codes + a.code_bytes());
   const Float16* const minimums = scales + a.num_groups() * kPackedBlockRows;
   const __m512i low = _mm512_set1_epi8(15);

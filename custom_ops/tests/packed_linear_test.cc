@@ -14,10 +14,14 @@ namespace {
 class PackedMatrix {
  public:
   PackedMatrix(Random& random, const PackedLinearArgs& a)
-      : a_(a), memory_(random, Blocks(a) * a.block_bytes), groups_(random, DType::kFloat16, 2 * Blocks(a) * GroupNumbers(a)) {
+      : a_(a), memory_(random, Blocks(a) * a.block_bytes),
+        groups_(random, a.is_float8 ? DType::kFloat32 : DType::kFloat16, 2 * Blocks(a) * GroupNumbers(a)) {
     groups_.FillRandom(random);
     uint8_t* const bytes = static_cast<uint8_t*>(memory_.data());
-    for (int64_t i = 0; i < memory_.size(); ++i) bytes[i] = static_cast<uint8_t>(random.Integer(0, 255));
+    for (int64_t i = 0; i < memory_.size(); ++i) {
+      bytes[i] = static_cast<uint8_t>(random.Integer(0, 255));
+      if (a.is_float8 && (bytes[i] & 0x7f) == 0x7f) bytes[i] = 0;  // no NaN
+    }
     for (int64_t block = 0; block < Blocks(a); ++block) {
       uint8_t* const numbers = bytes + block * a.block_bytes + a.code_bytes();
       std::memcpy(numbers, Numbers(block, false), a.scale_bytes());
@@ -33,6 +37,7 @@ class PackedMatrix {
     const uint8_t* const codes = data() + block * a_.block_bytes + unit * kPackedUnit * kPackedBlockRows * a_.bits / 8;
     const int64_t group = unit / a_.units_per_group * kPackedBlockRows + row;
     const double scale = groups_.Get(2 * block * GroupNumbers(a_) + group);
+    if (a_.is_float8) return scale * Float8Value(codes[quad * 64 + row * 4 + byte]);
     if (a_.bits == 8) return scale * (codes[quad * 64 + row * 4 + byte] - 128);
     const int both = codes[quad % 4 * 64 + row * 4 + byte];
     return scale * (quad < 4 ? both & 15 : both >> 4) + groups_.Get((2 * block + 1) * GroupNumbers(a_) + group);
@@ -42,7 +47,7 @@ class PackedMatrix {
   static int64_t Blocks(const PackedLinearArgs& a) { return (a.out_features + kPackedBlockRows - 1) / kPackedBlockRows; }
   static int64_t GroupNumbers(const PackedLinearArgs& a) { return a.num_groups() * kPackedBlockRows; }
   const void* Numbers(int64_t block, bool is_minimum) const {
-    return static_cast<const uint16_t*>(groups_.data()) + (2 * block + is_minimum) * GroupNumbers(a_);
+    return static_cast<const uint8_t*>(groups_.data()) + (2 * block + is_minimum) * a_.scale_bytes();
   }
 
   const PackedLinearArgs& a_;
@@ -64,8 +69,9 @@ POPTRANSFORMER_TEST(PackedLinear) {
     a.out_features = 270;
     a.num_rows = random.OneOf<int64_t>({1, 3, 80});
   }
-  a.bits = random.OneOf<int64_t>({4, 8});
-  const int64_t units = random.OneOf<int64_t>({1, 2, 4, -1});
+  a.is_float8 = random.Chance(3);
+  a.bits = a.is_float8 ? 8 : random.OneOf<int64_t>({4, 8});
+  const int64_t units = a.is_float8 ? -1 : random.OneOf<int64_t>({1, 2, 4, -1});
   a.units_per_group = units > 0 ? units : a.num_units();
   a.block_bytes = (a.code_bytes() + a.scale_bytes() * (a.bits == 4 ? 2 : 1) + 63) / 64 * 64;
   const PackedMatrix weight(random, a);

@@ -68,10 +68,10 @@ Array::Array(Random& random, DType dtype, int64_t size)
   Fill(std::nanf(""));
 }
 
-double Array::Get(int64_t i) const {
-  if (dtype_ == DType::kFloat32) return floats()[i];
-  const uint32_t bits = static_cast<const uint16_t*>(data())[i];
-  if (dtype_ == DType::kBfloat16) {
+double GetNumber(DType dtype, const void* buffer, int64_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(buffer)[i];
+  const uint32_t bits = static_cast<const uint16_t*>(buffer)[i];
+  if (dtype == DType::kBfloat16) {
     const uint32_t wide = bits << 16;
     float x;
     std::memcpy(&x, &wide, 4);
@@ -84,15 +84,15 @@ double Array::Get(int64_t i) const {
   return bits >> 15 ? -magnitude : magnitude;
 }
 
-void Array::Set(int64_t i, float x) {
-  if (dtype_ == DType::kFloat32) {
-    static_cast<float*>(data())[i] = x;
+void PutNumber(DType dtype, float x, void* buffer, int64_t i) {
+  if (dtype == DType::kFloat32) {
+    static_cast<float*>(buffer)[i] = x;
     return;
   }
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
-  uint16_t* const to = static_cast<uint16_t*>(data()) + i;
-  if (dtype_ == DType::kBfloat16) {
+  uint16_t* const to = static_cast<uint16_t*>(buffer) + i;
+  if (dtype == DType::kBfloat16) {
     *to = static_cast<uint16_t>(bits >> 16);
   } else if (std::isnan(x)) {
     *to = 0x7e00;
@@ -116,6 +116,13 @@ void Array::Fill(float x) {
 IntArray::IntArray(Random& random, const std::vector<int32_t>& values)
     : memory_(random, static_cast<int64_t>(values.size() * sizeof(int32_t))) {
   if (!values.empty()) std::memcpy(memory_.data(), values.data(), values.size() * sizeof(int32_t));
+}
+
+double Float8Value(uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  if ((bits & 0x7f) == 0x7f) return std::nan("");
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return bits >> 7 ? -magnitude : magnitude;
 }
 
 double Rounding(DType dtype) {

@@ -62,6 +62,10 @@ class Memory {
   int64_t mapped_bytes_ = 0;
 };
 
+// Element i of a buffer. PutNumber is exact for what Random::Value gives, infinities and NaN.
+double GetNumber(DType dtype, const void* buffer, int64_t i);
+void PutNumber(DType dtype, float x, void* buffer, int64_t i);
+
 // Numbers of a dtype in such memory.
 class Array {
  public:
@@ -71,8 +75,8 @@ class Array {
   int64_t size() const { return size_; }
   void* data() const { return memory_.data(); }
   const float* floats() const { return static_cast<const float*>(memory_.data()); }  // of float32
-  double Get(int64_t i) const;
-  void Set(int64_t i, float x);  // exact for what Random::Value gives, infinities and NaN
+  double Get(int64_t i) const { return GetNumber(dtype_, data(), i); }
+  void Set(int64_t i, float x) { PutNumber(dtype_, x, data(), i); }
   void FillRandom(Random& random);
   void Fill(float x);
 
@@ -91,6 +95,9 @@ class IntArray {
  private:
   Memory memory_;
 };
+
+// The number that the bits of an e4m3 float stand for.
+double Float8Value(uint8_t bits);
 
 // How far a number that was rounded to a dtype may be from what it stands for, relative.
 double Rounding(DType dtype);

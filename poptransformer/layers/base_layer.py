@@ -42,7 +42,8 @@ class BaseLayer:
     def matrix(self, suffix: str, out_features: int, in_features: int, shard=None, is_head=False) -> Parameter:
         """Make a matrix [out_features, in_features] called `<layer>.<suffix>`, packed where the precision says so.
 
-        The head's is never packed in less than 8 bits: in 4 it alone would cost more accuracy than all other matrices.
+        The head's is always int8: in 4 bits it alone would cost more accuracy than all other matrices, and fp8 has as many bits
+        but only 3 of them for the fraction.
         """
         if self.packing is None:
             return self.parameter(suffix, (out_features, in_features), self.weight_dtype, shard)

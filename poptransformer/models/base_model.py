@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
+from poptransformer.checkpoint.saved import check_saved
 from poptransformer.checkpoint.weights import WantedWeight, match_weights
 from poptransformer.errors import UserError
 from poptransformer.graph import Parameter
@@ -50,6 +51,11 @@ class BaseModel(BaseLayer):
         Raises: UserError naming every missing, extra and misshapen weight.
         """
         parameters = self.named_parameters()
+        if checkpoint.saved:
+            check_saved(checkpoint.saved, parameters, checkpoint)
+            for name, parameter in parameters.items():
+                parameter.load = functools.partial(checkpoint.map, name)
+            return
         wanted = {
             name: WantedWeight(
                 self.checkpoint_keys(name),

@@ -1,6 +1,6 @@
 """Our own kernels for the CPU: find the library that `make` builds, check it, register its handlers, call them.
 
-The only module that knows ctypes. Loading happens once per process, at the first call of load_cpu_library.
+Loading happens once per process, at the first call of load_cpu_library.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 2, "gather": 1, "linear": 2, "packed_linear": 1, "wkv": 1}
+OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 PACKED_TILE_ROWS = 12  # kTileProductRows in custom_ops/packed_linear/packed_linear_cpu.cc
 
@@ -99,7 +99,8 @@ def attention(
     Args:
       query: [B, T, N, H], float32, bfloat16 or float16.
       key, value: [B, T, K, H], dtype of query; K divides N, query head n reads key/value head n // (N // K).
-      k_cache, v_cache: [B, K, S, H], one dtype of the same three. Updated in place where XLA may reuse them (donated, or
+      k_cache, v_cache: [B, K, S, H], one dtype of the same three, or as poptransformer/kv_cache.py has float8_e4m3fn and int8
+        ones. Updated in place where XLA may reuse them (donated, or
         carried through a loop), else copied first.
       cache_len: [B], int32, positions that are in the cache already.
       num_tokens: [B], int32, how many of the T positions are real; the others give 0 and write nothing.
@@ -177,7 +178,7 @@ def linear(x, weight, bias, out_dtype):
 
 
 def packed_linear(x, weight, bias, packing, out_dtype):
-    """y = x W^T + b with a packed W, for any number of rows; x is quantised to 8 bits on the way.
+    """y = x W^T + b with a packed W, for any number of rows; beside integer codes x is quantised to 8 bits on the way.
 
     Args:
       x: [..., I], float32, bfloat16 or float16.
@@ -192,7 +193,10 @@ def packed_linear(x, weight, bias, packing, out_dtype):
     bias = jax.numpy.zeros(0, x.dtype) if bias is None else bias.astype(x.dtype)
     result = jax.ShapeDtypeStruct((rows.shape[0], packing.out_features), out_dtype)
     call = jax.ffi.ffi_call(target_name("packed_linear"), result)
-    y = call(rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size))
+    y = call(
+        rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size),
+        is_float8=np.int64(packing.kind == "fp8"),
+    )  # fmt: skip
     return y.reshape(*x.shape[:-1], packing.out_features)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compile_cache
 from poptransformer.backends.xla.lowering import LOWERINGS, Context
+from poptransformer.backends.xla.memory import drop_zeros, trim
 from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
@@ -113,12 +114,16 @@ class XlaEngine(Engine):
         updated = {key: spec for key, spec in states.items() if key in graph.state_updates}
         kept = {key: spec for key, spec in states.items() if key not in graph.state_updates}
         jitted = jax.jit(program, donate_argnums=1, keep_unused=True)
+        trim()
         self._programs[name] = _uninterrupted(jitted.lower(parameters, updated, kept, inputs).compile)
+        trim()
         return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
         for state in states:
             self._states[state.name] = jnp.zeros(state.shape, state.dtype, device=self.device)
+            if self.device.platform == "cpu":
+                drop_zeros(self._states[state.name])
 
     def _run_one(self, name, inputs):
         graph = self.graphs[name]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from poptransformer.backends.xla.lowering import lowering, product
-from poptransformer.packing import BLOCK_ROWS, UNIT
+from poptransformer.float8 import FLOAT8
+from poptransformer.packing import BLOCK_ROWS, UNIT, ZERO_CODES
 
 
 @lowering("packed_linear")
@@ -49,17 +50,19 @@ def _unpack(packed, packing):
     codes = packed[:, : packing.code_bytes].reshape(num_blocks, packing.num_units, -1, BLOCK_ROWS, 4)
     if packing.bits == 4:
         codes = jnp.concatenate([codes & 15, codes >> 4], axis=2)
-    values = codes.astype(jnp.float32)
+    if packing.kind == "fp8":
+        codes = jax.lax.bitcast_convert_type(codes, FLOAT8)
     at, scale_bytes = packing.code_bytes, packing.scale_bytes
-    scales = _per_unit(packed[:, at : at + scale_bytes], packing)
-    if packing.bits == 8:
-        return (values - 128) * scales
-    return values * scales + _per_unit(packed[:, at + scale_bytes : at + 2 * scale_bytes], packing)
+    values = (codes.astype(jnp.float32) - ZERO_CODES[packing.kind]) * _per_unit(packed[:, at : at + scale_bytes], packing)
+    if not packing.has_minimums:
+        return values
+    return values + _per_unit(packed[:, at + scale_bytes : at + 2 * scale_bytes], packing)
 
 
 def _per_unit(numbers, packing):
-    """float16 numbers of groups, given as bytes, for each unit: [n, units, 1, 16, 1] float32."""
-    numbers = jax.lax.bitcast_convert_type(numbers.reshape(-1, packing.num_groups, BLOCK_ROWS, 2), jnp.float16)
+    """Numbers of groups, given as bytes, for each unit: [n, units, 1, 16, 1] float32."""
+    dtype = packing.scale_dtype
+    numbers = jax.lax.bitcast_convert_type(numbers.reshape(-1, packing.num_groups, BLOCK_ROWS, dtype.itemsize), dtype)
     group_of = np.arange(packing.num_units) // packing.units_per_group
     return numbers[:, group_of].astype(jnp.float32)[:, :, None, :, None]
 
