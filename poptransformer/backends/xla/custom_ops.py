@@ -70,6 +70,18 @@ class CpuLibrary:
         return measured
 
 
+    def dot_peak_gop_per_s(self, kind):
+        """Measure how fast all threads together multiply and add in registers, in Gop/s (1e9, a product and its sum are two).
+
+        Args:
+          kind: "fp32", "bf16", "int8" or "bf16 tiles", with the instructions of `isa`.
+        Returns: 0 where `isa` has no instruction for that.
+        """
+        peak = self._handle.poptransformer_dot_peak_gop_per_s
+        peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_char_p,)
+        return peak(kind.encode())
+
+
 def load_cpu_library():
     """Load the library and register its handlers with XLA under `poptransformer_<op>`, once per process.
 
