@@ -16,6 +16,7 @@ import numpy as np
 from poptransformer.backends import join_cluster, make_engine
 from poptransformer.checkpoint.reader import Checkpoint
 from poptransformer.checkpoint.save import save_model
+from poptransformer.description import Description, count_choices, lowering_table
 from poptransformer.errors import UserError
 from poptransformer.generation.prompts import encode_prompts, is_single
 from poptransformer.generation.result import Generation, Piece
@@ -48,9 +49,10 @@ MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 class Session:
     """A model, its weights on a device, and its compiled graphs.
 
-    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and
-    `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs them, or by
-    `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
+    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `describe`, `compile`, `run`, `graph`,
+    `device_info` and `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs
+    them, or by `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the
+    device's memory.
 
     Rows do not influence each other: in fp32 a prompt's tokens are the same in every batch size and place. Sums may be made
     in another order where batch sizes or prompt lengths take another program (above 8 rows, say), so logits agree to rounding
@@ -284,6 +286,24 @@ class Session:
             raise UserError(f"graph {name!r}: the length must be in 1 .. max_length={self.max_length}")
         return build(int(length)) if length else build()
 
+    def describe(self) -> Description:
+        """Say what runs and how: device, precision, bytes, and which lowering each op of the compiled graphs took and why.
+
+        The decode graph is compiled for that, if it is not yet. Print the result, or read its attributes.
+        """
+        with self._lock:
+            self._prepare("decode")
+            states = self.model.states()
+            return Description(
+                device=self.device_info,
+                precision=str(self.precision),
+                weight_bytes=sum(parameter.spec.num_bytes for parameter in self.model.parameters()),
+                weight_bytes_per_token=self.weight_bytes_per_token,
+                cache=f"{self.model.memory} {states[0].dtype.name}",
+                cache_bytes=sum(state.spec.num_bytes for state in states),
+                graphs={name: count_choices(choices) for name, choices in self._engine.choices.items()},
+            )
+
     @property
     def leads(self) -> bool:
         """Whether this process may generate: True but for the processes of a cluster after the first, which `follow`."""
@@ -489,6 +509,7 @@ class Session:
                 self._engine.compile(name, graph)
                 # A program's first run takes XLA longer, whatever it computes: here with no token that counts.
                 self._engine.run(name, {key: np.zeros(value.shape, value.dtype) for key, value in graph.inputs.items()})
+            logger.info("ops of %s:\n%s", name, lowering_table(count_choices(self._engine.choices[name])))
 
     @contextlib.contextmanager
     def _timed(self, key, what):

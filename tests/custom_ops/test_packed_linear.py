@@ -19,7 +19,7 @@ try:
 except custom_ops.MissingLibraryError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-TILE_ROWS = 12  # kTileProductRows in packed_linear_cpu.cc: from so many on tiles multiply bfloat16, where the CPU has them
+TILE_ROWS = custom_ops.PACKED_TILE_ROWS  # from so many on tiles multiply bfloat16, where the CPU has them
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 

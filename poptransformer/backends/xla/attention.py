@@ -15,7 +15,7 @@ _MASKED = -1e30  # finite, so that a row without a visible position stays free o
 def attention(context, *arrays, scale, window):
     *required, context_len, alibi_slopes = arrays
     run = plain_attention
-    if "attention" in context.custom_ops:
+    if context.use_kernel("attention"):
         from poptransformer.backends.xla import custom_ops
 
         run = custom_ops.attention

@@ -21,6 +21,7 @@ DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
 OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
+PACKED_TILE_ROWS = 12  # kTileProductRows in custom_ops/packed_linear/packed_linear_cpu.cc
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
 
@@ -67,6 +68,17 @@ class CpuLibrary:
         if measured <= 0:
             raise MemoryError(f"no room for the {num_bytes} bytes that the bandwidth measurement reads")
         return measured
+
+    def dot_peak_gop_per_s(self, kind):
+        """Measure how fast all threads together multiply and add in registers, in Gop/s (1e9, a product and its sum are two).
+
+        Args:
+          kind: "fp32", "bf16", "int8" or "bf16 tiles", with the instructions of `isa`.
+        Returns: 0 where `isa` has no instruction for that.
+        """
+        peak = self._handle.poptransformer_dot_peak_gop_per_s
+        peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_char_p,)
+        return peak(kind.encode())
 
 
 def load_cpu_library():
@@ -138,17 +150,32 @@ def gather(table, indices):
     return rows.reshape(*indices.shape, table.shape[1])
 
 
-def takes_linear(x, weight):
-    """Whether `linear` multiplies these: few rows, or bfloat16 on a CPU with tiles."""
+def linear_refusal(x, weight):
+    """Why `linear` does not multiply these, in words: it takes few rows, or bfloat16 on a CPU with tiles; None if it does."""
+    num_rows = math.prod(x.shape[:-1])
     is_bfloat16 = x.dtype == weight.dtype == jax.numpy.bfloat16
-    return math.prod(x.shape[:-1]) <= MAX_LINEAR_ROWS or is_bfloat16 and load_cpu_library().has_tiles
+    if num_rows <= MAX_LINEAR_ROWS or is_bfloat16 and load_cpu_library().has_tiles:
+        return None
+    return f"{num_rows} rows in {weight.dtype.name}, the kernel takes up to {MAX_LINEAR_ROWS}"
+
+
+def linear_isa(x):
+    """What `linear` runs for these rows: tiles, or the library's `isa`."""
+    library = load_cpu_library()
+    return "tiles" if library.has_tiles and math.prod(x.shape[:-1]) > MAX_LINEAR_ROWS else library.isa
+
+
+def packed_linear_isa(x):
+    """What `packed_linear` runs for these rows: tiles, or the library's `isa`."""
+    library = load_cpu_library()
+    return "tiles" if library.has_tiles and math.prod(x.shape[:-1]) >= PACKED_TILE_ROWS else library.isa
 
 
 def linear(x, weight, bias, out_dtype):
     """y = x W^T + b, bound by reading the weight once where rows are few.
 
     Args:
-      x: [..., I], float32, bfloat16 or float16, of which `takes_linear` says yes.
+      x: [..., I], float32, bfloat16 or float16, of which `linear_refusal` says nothing.
       weight: [O, I], one of the same dtypes.
       bias: [O], dtype of x, or None.
       out_dtype: one of the same dtypes.

@@ -55,7 +55,7 @@ class XlaEngine(Engine):
         ]
         self.world_size = world_size
         self.device = self.groups[0].ranks_here()[0][1]
-        self._library = _custom_op_library(self.device.platform, custom_ops)
+        self._library, self._no_custom_ops = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
 
@@ -127,7 +127,10 @@ class XlaEngine(Engine):
 
     def _compile_one(self, name, graph):
         _refuse_64_bits(graph)
-        context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
+        library = self._library
+        context = Context(
+            self.device.platform, frozenset(library.ops if library else ()), library.isa if library else "", self._no_custom_ops
+        )
         self._stages |= graph.stages_of()
         trim()
         if len(self.groups) == 1:
@@ -135,6 +138,7 @@ class XlaEngine(Engine):
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)
         trim()
+        return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
         for state in states:
@@ -212,22 +216,22 @@ def _time_copies(source, num_bytes, repetitions):
 
 
 def _custom_op_library(platform, custom_ops):
-    """Find the kernels for a platform, or say by name that plain XLA runs instead."""
+    """Find the kernels for a platform, or say by name that plain XLA runs instead: (library or None, why there is none)."""
     if not isinstance(custom_ops, (bool, str)) or isinstance(custom_ops, str) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
-        return None
+        return None, "custom_ops is false"
     if platform != "cpu":
         if custom_ops is True:
             raise UserError(f"custom_ops=true: there are no custom ops for {platform!r} yet; set custom_ops: auto or false")
         logger.info("no custom ops for %s yet: every op runs as plain XLA", platform)
-        return None
+        return None, f"no kernels for {platform} yet"
     from poptransformer.backends.xla.custom_ops import MissingLibraryError, load_cpu_library
 
     try:
-        return load_cpu_library()
+        return load_cpu_library(), ""
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
         logger.warning("attention, gather, linear and wkv run as plain XLA, several times slower: %s", error)
-        return None
+        return None, "the kernels are not built"

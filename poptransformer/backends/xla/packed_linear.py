@@ -13,10 +13,8 @@ from poptransformer.packing import BLOCK_ROWS, UNIT, ZERO_CODES
 
 @lowering("packed_linear")
 def packed_linear(context, x, weight, bias, packing, out_dtype):
-    if "packed_linear" in context.custom_ops:
-        from poptransformer.backends.xla import custom_ops
-
-        return custom_ops.packed_linear(x, weight, bias, packing, out_dtype)
+    if context.use_kernel("packed_linear", isa=lambda: _kernel().packed_linear_isa(x)):
+        return _kernel().packed_linear(x, weight, bias, packing, out_dtype)
     if math.prod(x.shape[:-1]) == 1:
         y = _one_row(x.reshape(-1), weight, packing).reshape(*x.shape[:-1], -1)
     else:
@@ -31,15 +29,19 @@ def packed_linear(context, x, weight, bias, packing, out_dtype):
 def packed_gather(context, weight, indices, packing, out_dtype):
     indices = jnp.clip(indices, 0, packing.out_features - 1)
     flat = indices.reshape(-1)
-    if "gather" in context.custom_ops:
-        from poptransformer.backends.xla import custom_ops
-
-        blocks = custom_ops.gather(weight, flat // BLOCK_ROWS)
+    if context.use_kernel("gather"):
+        blocks = _kernel().gather(weight, flat // BLOCK_ROWS)
     else:
         blocks = jnp.take(weight, flat // BLOCK_ROWS, axis=0)
     values = _rows(_unpack(blocks, packing), packing).reshape(flat.size, BLOCK_ROWS, packing.in_features)
     rows = jnp.take_along_axis(values, (flat % BLOCK_ROWS)[:, None, None], axis=1)
     return rows.reshape(*indices.shape, packing.in_features).astype(out_dtype)
+
+
+def _kernel():
+    from poptransformer.backends.xla import custom_ops
+
+    return custom_ops
 
 
 def _unpack(packed, packing):
