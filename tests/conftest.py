@@ -1,11 +1,15 @@
-"""What all tests share: a compile cache of their own, and the models they run."""
+"""What all tests share: devices, a compile cache of their own, and the models they run."""
 
 import os
 import pathlib
 
+import jax
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+NUM_DEVICES = 8  # virtual CPU devices of the test process; a program of one device takes the first
+
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)  # before anything starts JAX, which makes its devices then
 
 
 @pytest.fixture(scope="session", autouse=True)

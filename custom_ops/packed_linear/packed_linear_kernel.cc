@@ -5,6 +5,7 @@
 #include "packed_linear/packed_linear_kernel.h"
 
 #include "common/simd.h"
+#include "packed_linear/packed_linear_finish.h"
 
 namespace poptransformer {
 namespace POPTRANSFORMER_ISA_NAMESPACE {
@@ -13,7 +14,6 @@ namespace {
 constexpr int kQuads = 8;      // of a unit
 // Of x. Where codes do not fit registers anyway, one: more would only take the compiler a minute.
 constexpr int kTileRows = kLanes >= 8 ? 8 : 1;
-constexpr int kParts = 16 / kLanes;  // vectors of floats for the 16 outputs
 
 // ---- What each instruction set has: sums of 8-bit products for 16 outputs ---------------------------------------------
 
@@ -189,50 +189,6 @@ void Quantize(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t begi
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 
-template <typename T>
-void StoreRow(const PackedLinearArgs& a, int64_t m, int64_t o, const Vec* sums) {
-  T* const out = static_cast<T*>(a.out) + m * a.out_features + o;
-  for (int p = 0; p < kParts; ++p) {
-    const int64_t left = a.out_features - o - p * kLanes;
-    if (left <= 0) return;
-    StorePartial(out + p * kLanes, sums[p], static_cast<int>(left < kLanes ? left : kLanes));
-  }
-}
-
-template <typename T>
-void AddBias(const PackedLinearArgs& a, int64_t o, Vec* sums) {
-  const T* const bias = static_cast<const T*>(a.bias) + o;
-  for (int p = 0; p < kParts; ++p) {
-    const int64_t left = a.out_features - o - p * kLanes;
-    if (left <= 0) return;
-    sums[p] = Add(sums[p], LoadPartial(bias + p * kLanes, static_cast<int>(left < kLanes ? left : kLanes)));
-  }
-}
-
-void Finish(const PackedLinearArgs& a, int64_t m, int64_t o, Vec* sums) {
-  if (a.bias != nullptr) {
-    switch (a.x_dtype) {
-      case DType::kFloat32:
-        AddBias<float>(a, o, sums);
-        break;
-      case DType::kBfloat16:
-        AddBias<Bfloat16>(a, o, sums);
-        break;
-      case DType::kFloat16:
-        AddBias<Float16>(a, o, sums);
-        break;
-    }
-  }
-  switch (a.out_dtype) {
-    case DType::kFloat32:
-      return StoreRow<float>(a, m, o, sums);
-    case DType::kBfloat16:
-      return StoreRow<Bfloat16>(a, m, o, sums);
-    case DType::kFloat16:
-      return StoreRow<Float16>(a, m, o, sums);
-  }
-}
-
 POPTRANSFORMER_INLINE int32_t Quad(const int8_t* p) {
   int32_t four;
   memcpy(&four, p, 4);
@@ -240,9 +196,9 @@ POPTRANSFORMER_INLINE int32_t Quad(const int8_t* p) {
 }
 
 // The hardware's prefetchers stop at every 4 KiB page, and know nothing of the way from a block's codes to the next one's; asking
-// ahead reads memory faster: for codes kPrefetchBytes ahead, into the second cache, for scales those of the next block. Past the
+// ahead reads memory faster: for codes kAheadBytes ahead, into the second cache, for scales those of the next block. Past the
 // end it does nothing.
-constexpr int64_t kPrefetchBytes = 3072;
+constexpr int64_t kAheadBytes = 3072;
 
 template <int kBits, int kRows>
 void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_row, int64_t block) {
@@ -262,7 +218,7 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
     POPTRANSFORMER_UNROLL
     for (int p = 0; p < kParts; ++p) sums[m][p] = Zero();
   }
-  const uint8_t* const last_ahead = codes + a.code_bytes() - kPrefetchBytes;
+  const uint8_t* const last_ahead = codes + a.code_bytes() - kAheadBytes;
   const int64_t over_scales = a.block_bytes - a.code_bytes();
   int64_t u = 0;
   for (int64_t g = 0; g < num_groups; ++g) {
@@ -288,7 +244,7 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
     const int64_t end = u + a.units_per_group < num_units ? u + a.units_per_group : num_units;
     for (; u < end; ++u) {
       Codes w[kQuads];
-      const uint8_t* const ahead = codes + kPrefetchBytes + (codes >= last_ahead ? over_scales : 0);
+      const uint8_t* const ahead = codes + kAheadBytes + (codes >= last_ahead ? over_scales : 0);
       POPTRANSFORMER_UNROLL
       for (int q = 0; q < kQuads * kBits / 8; ++q) {
         if (kRows == 1) __builtin_prefetch(ahead + q * 64, 0, 2);

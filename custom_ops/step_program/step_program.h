@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/attention.h"
 #include "common/dtype.h"
 
 namespace poptransformer {
@@ -87,8 +88,8 @@ struct Step {
   Rows key, value, table;        // attention; query is `in`
   Norm key_norm;                 // attention; query_norm is `norm`
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0, cache_size = 0, window = 0;
-  DType cache_dtype = DType::kFloat32;
-  void* k_cache = nullptr;       // [M, K, S, H]
+  CacheType cache_type = CacheType::kFloat32;
+  void* k_cache = nullptr;       // [M, K, S, CacheRow]
   void* v_cache = nullptr;
   const int32_t* cache_len = nullptr;   // [M]
   const int32_t* num_tokens = nullptr;  // [M], 0 or 1

@@ -52,6 +52,7 @@ PackedLinearArgs PackedArgs(const Matrix& w, int64_t num_rows, int64_t begin, in
   a.in_features = w.in_features;
   a.out_features = end - begin;
   a.bits = w.bits;
+  a.is_float8 = false;
   a.units_per_group = w.units_per_group;
   a.block_bytes = w.block_bytes;
   a.x_dtype = a.out_dtype = DType::kFloat32;
@@ -79,7 +80,7 @@ LinearArgs PlainArgs(const Matrix& w, int64_t num_rows, int64_t begin, int64_t e
 // One row and key/value head of an attention step, as a call of its own.
 AttentionArgs HeadArgs(const Step& s, int64_t row, int64_t kv_head) {
   const int64_t group = s.num_heads / s.num_kv_heads;
-  const int64_t cache_offset = (row * s.num_kv_heads + kv_head) * s.cache_size * s.head_dim * ByteWidth(s.cache_dtype);
+  const int64_t cache_offset = (row * s.num_kv_heads + kv_head) * s.cache_size * CacheRow(s.cache_type, s.head_dim) * ByteWidth(s.cache_type);
   AttentionArgs a;
   a.batch_size = a.num_positions = a.num_kv_heads = 1;
   a.cache_size = s.cache_size;
@@ -88,7 +89,7 @@ AttentionArgs HeadArgs(const Step& s, int64_t row, int64_t kv_head) {
   a.scale = s.scale;
   a.window = s.window;
   a.dtype = DType::kFloat32;
-  a.cache_dtype = s.cache_dtype;
+  a.cache_type = s.cache_type;
   a.query = s.in[row] + kv_head * group * s.head_dim;
   a.key = s.key[row] + kv_head * s.head_dim;
   a.value = s.value[row] + kv_head * s.head_dim;

@@ -23,6 +23,7 @@
 #include <memory>
 #include <string>
 
+#include "attention/cache_type_ffi.h"
 #include "common/ffi_checks.h"
 #include "common/manifest.h"
 #include "packed_linear/packed_linear.h"
@@ -178,6 +179,7 @@ class Reader {
       PackedLinearArgs a;
       a.in_features = w.in_features;
       a.bits = w.bits;
+      a.is_float8 = false;
       if (!Check((w.bits == 8 || w.bits == 4) && (group_size == -1 || (group_size > 0 && group_size % kPackedUnit == 0)),
                  "8 or 4 bits in groups of whole units")) {
         return w;
@@ -338,17 +340,18 @@ class Reader {
     const auto result = Result(Next());
     if (!argument || !result) return nullptr;
     const Shape shape = argument->dimensions();
-    const std::optional<DType> dtype = FloatType(argument->element_type());
-    if (!Check(shape.size() == 4 && dtype, "a cache [B, K, S, H]")) return nullptr;
+    const std::optional<CacheType> type = CacheTypeOf(argument->element_type());
+    if (!Check(shape.size() == 4 && type, "a cache [B, K, S, H]")) return nullptr;
     const bool is_second = s.k_cache != nullptr;
-    if (!Check(!is_second || (s.cache_size == shape[2] && s.cache_dtype == *dtype), "two caches alike") ||
-        !Check(IsShape(shape, {num_rows_, s.num_kv_heads, shape[2], s.head_dim}) && result->dimensions() == shape &&
+    const int64_t width = CacheRow(*type, s.head_dim);
+    if (!Check(!is_second || (s.cache_size == shape[2] && s.cache_type == *type), "two caches alike") ||
+        !Check(IsShape(shape, {num_rows_, s.num_kv_heads, shape[2], width}) && result->dimensions() == shape &&
                    result->element_type() == argument->element_type(),
                "a cache that fits the heads")) {
       return nullptr;
     }
     s.cache_size = shape[2];
-    s.cache_dtype = *dtype;
+    s.cache_type = *type;
     if (result->untyped_data() != argument->untyped_data()) {
       std::memcpy(result->untyped_data(), argument->untyped_data(), argument->size_bytes());
     }

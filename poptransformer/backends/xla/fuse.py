@@ -20,7 +20,9 @@ import math
 import numpy as np
 
 from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, Slot, Step, StepProgram, View
+from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Graph, Node, Value, bfloat16
+from poptransformer.kv_cache import INT8
 
 STEP_PROGRAM = "step_program"  # op of the nodes made here
 _FLOATS = (np.dtype(np.float32), bfloat16, np.dtype(np.float16))
@@ -28,6 +30,7 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid")
 _BINARY = ("add", "sub", "mul")
 _VIEWS = ("reshape", "split", "slice", "cast")
 _PRODUCTS = ("linear", "packed_linear")
+_PACKED = ("int8", "int4")  # kinds of packed weights
 
 
 @dataclasses.dataclass
@@ -41,13 +44,6 @@ class Fusion:
 
     nodes: dict[Graph, list[Node]]
     reasons: dict[Node, str]
-
-    def taken(self) -> list[tuple[str, int, str]]:
-        """What was taken, for reports: (op, how many nodes, "kernel step_program" or "by itself: why no program took it")."""
-        programs = [node.attributes["program"] for nodes in self.nodes.values() for node in nodes if node.op == STEP_PROGRAM]
-        counts = collections.Counter((node.op, "kernel step_program") for program in programs for node in program.nodes)
-        counts.update((node.op, f"by itself: {reason}") for node, reason in self.reasons.items() if node.op != "loop")
-        return [(op, count, taken) for (op, taken), count in sorted(counts.items())]
 
 
 def fuse(graph: Graph) -> Fusion:
@@ -155,7 +151,7 @@ class _Attentions:
         query, key, value, k_cache, v_cache, *_ = node.inputs
         if query.shape[:2] != (num_rows, 1):
             return f"queries {query.spec} in a program of {num_rows} rows"
-        if query.dtype not in _FLOATS or k_cache.dtype not in _FLOATS:
+        if query.dtype not in _FLOATS or k_cache.dtype not in (*_FLOATS, FLOAT8, INT8):
             return f"queries in {query.dtype} with a cache in {k_cache.dtype}"
         if self._uses[k_cache] > 1 or self._uses[v_cache] > 1:
             return "its cache is read by others too"
@@ -246,12 +242,16 @@ class _Segment:
             is_table = node.op == "packed_gather" or table.rank == 2 and table.dtype in _FLOATS
             if not is_table or math.prod(ids.shape) != self._num_rows:
                 return f"rows of {table.spec} for {math.prod(ids.shape)} ids, wanted a table and {self._num_rows} ids"
+            if node.op == "packed_gather" and node.attributes["packing"].kind not in _PACKED:
+                return f"a table in {node.attributes['packing'].kind}"
             return self._not_rows(node.outputs) or self._made_inside(node.inputs)
         if node.op in _VIEWS:
             return self._refuse_view(node)
         if node.op in _PRODUCTS:
             if node.inputs[1].dtype not in (*_FLOATS, np.uint8):
                 return f"a weight in {node.inputs[1].dtype}"
+            if node.op == "packed_linear" and node.attributes["packing"].kind not in _PACKED:
+                return f"a weight in {node.attributes['packing'].kind}"
             return self._not_rows((node.inputs[0], *node.outputs)) or self._made_inside(node.inputs[1:])
         if node.op in ("rms_norm", "layer_norm"):
             is_whole = _width(node.inputs[0].shape, self._num_rows) == node.inputs[0].shape[-1]

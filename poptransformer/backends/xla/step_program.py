@@ -214,4 +214,5 @@ def lower_step_program(context, *arrays, program):
     """The kernel's call: a lowering like those in LOWERINGS, for the nodes that `fuse` makes."""
     from poptransformer.backends.xla import custom_ops
 
+    context.use_kernel("step_program")
     return custom_ops.step_program(arrays, [value.spec for value in program.outputs], program.numbers, program.aliases)
