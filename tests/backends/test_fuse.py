@@ -13,9 +13,10 @@ from run_op import hypothesis_settings, normal, xla
 from tolerance import TOLERANCE, assert_close
 
 import poptransformer.backends.xla.engine as engine_module
-from poptransformer import ops
+from poptransformer import kv_cache, ops
 from poptransformer.backends.xla import custom_ops
 from poptransformer.backends.xla.fuse import STEP_PROGRAM, fuse
+from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Graph, Parameter, bfloat16
 from poptransformer.layers import MLP, Attention, GatedMLP, LayerNorm, LMHead, RMSNorm, Rope
 from poptransformer.models.decoder_model import DecoderTokens
@@ -133,12 +134,13 @@ def run_both(build, all_inputs):
             engine.load(give_weights([parameter for parameter, _ in graph.parameters.values()]))
             engine.compile("step", graph)
         for name, array in engine._states.items():
-            filled = normal(array.shape, np.float32, len(name)).astype(array.dtype)
+            head_dim = array.shape[-1] - (kv_cache.SCALE_BYTES if array.dtype == kv_cache.INT8 else 0)
+            filled = kv_cache.store(normal((*array.shape[:-1], head_dim), seed=len(name)), array.dtype)
             engine._states[name] = engine.groups[0].put(filled)
         results.append([])
         for inputs in all_inputs:
             outputs = engine.run("step", inputs)
-            results[-1].append(outputs | {name: np.asarray(array).copy() for name, array in engine._states.items()})
+            results[-1].append(outputs | {name: kv_cache.load(np.asarray(array)) for name, array in engine._states.items()})
         if is_fused:
             taken = collections.Counter((choice.op, choice.lowering.partition(" (")[0]) for choice in engine.choices["step"])
         engine.close()
@@ -157,7 +159,7 @@ def check(block):
     for ours, theirs in zip(fused, plain, strict=True):
         for name, expected in theirs.items():
             # A cache of few bits may round a key that differs in the last bit to its neighbour.
-            few_bits = 2.0**-10 if block.cache_dtype == f16 else 0
+            few_bits = {f16: 2.0**-10, FLOAT8: 2.0**-3, kv_cache.INT8: 2.0**-6}.get(block.cache_dtype, 0)
             wide = expected.astype(np.float32)
             scale = max(1.0, float(np.abs(wide).max()))
             assert_close(ours[name].astype(np.float32), wide, rtol + few_bits, (atol + few_bits) * scale)
@@ -203,7 +205,7 @@ def blocks(draw):
         head_dim=head_dim,
         intermediate_size=draw(st.sampled_from([1, 31, 48, 100])),
         dtype=dtype,
-        cache_dtype=draw(st.sampled_from([f32, f16])),
+        cache_dtype=draw(st.sampled_from([f32, f16, FLOAT8, kv_cache.INT8])),
         packing=(kind, draw(st.sampled_from([32, 64, -1]))) if kind in ("int8", "int4") else None,
         norm=draw(st.sampled_from([RMSNorm, LayerNorm])),
         bias=draw(st.booleans()),
