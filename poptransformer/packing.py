@@ -180,6 +180,19 @@ class Packing:
         out[:, at:] = 0
         return out
 
+    def parts(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """What `assemble` was given: codes [O, 32 * num_units] uint8, scales [O, G] float16, minimums the same or None."""
+        num_blocks = len(packed)
+        codes = packed[:, : self.code_bytes].reshape(num_blocks, self.num_units, -1, BLOCK_ROWS, 4)
+        if self.bits == 4:
+            codes = np.concatenate([codes & 15, codes >> 4], axis=2)
+        codes = codes.transpose(0, 3, 1, 2, 4).reshape(num_blocks * BLOCK_ROWS, -1)[: self.out_features]
+        numbers = []
+        for at in range(self.code_bytes, self.code_bytes + self.scale_bytes * (2 if self.bits == 4 else 1), self.scale_bytes):
+            block = packed[:, at : at + self.scale_bytes].copy().view(np.float16).reshape(num_blocks, -1, BLOCK_ROWS)
+            numbers.append(block.transpose(0, 2, 1).reshape(num_blocks * BLOCK_ROWS, -1)[: self.out_features])
+        return codes, numbers[0], numbers[1] if self.bits == 4 else None
+
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The matrix [O, I] float32 that a packed array stands for."""
         return self.unpack_blocks(packed)[: self.out_features]
