@@ -38,13 +38,13 @@ def _parts(emitter, weight, packing):
 
     def codes(packed):
         array = np.zeros((outs, groups * size), np.uint8)
-        found = packing.parts(packed)[0]
+        found = packing.split(packed)[0]
         array[:, : found.shape[1]] = found
         array = array.reshape(outs, groups, size)
         return array if packing.bits == 8 else array[:, :, : size // 2] | array[:, :, size // 2 :] << 4
 
     def numbers(place):
-        return lambda packed: packing.parts(packed)[place].reshape(outs, groups, 1)
+        return lambda packed: packing.split(packed)[place].reshape(outs, groups, 1)
 
     shape = (outs, groups, size * packing.bits // 8)
     return (
