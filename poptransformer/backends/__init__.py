@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from poptransformer.errors import UnsupportedError
+from poptransformer.errors import UnsupportedError, UserError
 
-BACKENDS = ("xla", "reference")
+BACKENDS = ("xla", "popart", "reference")
 
 
 def make_engine(
-    backend="xla", platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1, cluster=None
+    backend="xla", platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1, cluster=None,
+    popart=None,
 ):  # fmt: skip
     """Make the engine of a backend; the arguments are Session's.
 
@@ -16,6 +17,8 @@ def make_engine(
       cluster: the Cluster that this process has joined, or None.
     Raises: UnsupportedError for an unknown backend; UserError for a platform or custom op that is not there.
     """
+    if popart and backend != "popart":
+        raise UserError(f"the options popart={{{', '.join(popart)}}} go with backend popart, not with {backend!r}")
     if backend == "xla":
         from poptransformer.backends.xla.engine import XlaEngine
 
@@ -25,6 +28,10 @@ def make_engine(
         from poptransformer.backends.xla.leading_engine import LeadingEngine
 
         return LeadingEngine(*arguments, cluster=cluster)
+    if backend == "popart":
+        from poptransformer.backends.popart.engine import PopartEngine
+
+        return PopartEngine(popart, execution_cache_dir, world_size, num_stages)
     if backend == "reference":
         from poptransformer.backends.reference.engine import ReferenceEngine
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from poptransformer.errors import UserError
-from poptransformer.graph import Graph, Parameter, State
+from poptransformer.graph import Graph, Parameter, Spec, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,17 @@ class DeviceInfo:
 
 
 class Engine(abc.ABC):
-    """Base of the backends: bookkeeping that all share, and the four things that each does its own way."""
+    """Base of the backends: bookkeeping that all share, and the four things that each does its own way.
+
+    Attributes:
+      keeps_states: whether states stay on the device from one run to the next. False: graphs are programs by themselves,
+        whose states begin as zeros.
+      batches_per_run: batches of the graphs' size that one run takes, one after the other along the first axis of inputs and
+        outputs.
+    """
+
+    keeps_states = True
+    batches_per_run = 1
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}
@@ -99,9 +109,11 @@ class Engine(abc.ABC):
         if set(declared) != set(inputs):
             raise UserError(f"graph {name!r} takes inputs {sorted(declared)}, given are {sorted(inputs)}")
         for key, value in declared.items():
-            array = np.asarray(inputs[key])
-            if array.shape != value.shape or array.dtype != value.dtype:
-                raise UserError(f"graph {name!r}: input {key!r} is {value.spec}, given is {array.dtype}{list(array.shape)}")
+            array, spec = np.asarray(inputs[key]), value.spec
+            if self.batches_per_run > 1:
+                spec = Spec((self.batches_per_run * spec.shape[0], *spec.shape[1:]), spec.dtype)
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise UserError(f"graph {name!r}: input {key!r} is {spec}, given is {array.dtype}{list(array.shape)}")
             arrays[key] = array
         try:
             return self._run_one(name, arrays)

@@ -104,7 +104,7 @@ class Emitter:
         return name
 
     def _constant_name(self, array: np.ndarray) -> str:
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         if array.dtype == bool and array.size > 1:  # PopART's folding reads bool constants as four bytes an element
             with_name = self.cast(Tensor("", Spec(array.shape, np.int32), array=array.astype(np.int32)), bool)
             return with_name.name
@@ -460,7 +460,7 @@ class Emitter:
 
 def tensor_proto(array: np.ndarray, name: str = ""):
     """An array as a TensorProto in raw bytes, the one form that PopART and ONNX read alike for every dtype."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     proto = load_onnx().TensorProto(name=name, data_type=ONNX_TYPES[array.dtype.name], dims=array.shape)
     proto.raw_data = array.astype(array.dtype.newbyteorder("<")).tobytes()
     return proto

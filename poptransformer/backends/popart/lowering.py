@@ -17,7 +17,7 @@ from poptransformer.graph import Graph, Parameter, Value
 
 LOWERINGS: dict[str, Callable] = {}
 FAMILIES = (
-    "attention", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
+    "attention", "collective", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
     "shape", "softmax", "token_shift", "wkv",
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ def stored_array(weight: Weight, num_replicas: int) -> np.ndarray:
         part = np.asarray(weight.load(rank or 0))
         assert part.shape == weight.shape, f"{weight.name}: loaded {part.shape}, the graph has {weight.shape}"
         parts.append(part.astype(weight.dtype.newbyteorder("<"), copy=False))
-    return np.ascontiguousarray(parts[0] if ranks == (None,) else np.stack(parts))
+    return np.asarray(parts[0] if ranks == (None,) else np.stack(parts), order="C")
 
 
 def put_inside(program: Program, progress=None) -> str:
