@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-
 from popart_contract.standin import dtypes
 from popart_contract.standin.facts import ABOUT_OPERATORS
 from popart_contract.standin.rules import model_rule, node_rule
@@ -13,8 +12,6 @@ RESERVED = ("Step___", "Init___", "Index___", "Accum___", "Accl___", "Gradient__
             "ConstValue___", "Stashed___", "Restored___", "lossScaling_", "randomSeed___")  # fmt: skip
 PACKED = ("FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "UINT32")  # typed fields hold bytes, not numbers
 SAME_TYPES = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Sum", "Mean", "Where")
-PRINT_ATTRIBUTES = ("summariseThreshold", "edgeItems", "maxLineWidth", "digits", "floatFormat", "separator", "openBracket",
-                    "closeBracket")  # fmt: skip
 
 
 def _stored(model):
@@ -133,15 +130,6 @@ def fact_i_grouped_gather_keeps_the_group_axis(model):
         if node.kind in ("Gather", "GroupedGather") and node.attributes.get("group_size", 1) > 1:
             if node.attributes.get("axis", 0) == 0:
                 yield f"{node}: axis 0 with group_size {node.attributes['group_size']}"
-
-
-@model_rule
-def fact_i_print_tensor_is_complete(model):
-    """PrintTensor needs its numbers."""
-    for node in model.nodes():
-        lacking = [name for name in PRINT_ATTRIBUTES if name not in node.attributes]
-        if node.kind == "PrintTensor" and lacking:
-            yield f"{node}: lacks {lacking}"
 
 
 @model_rule
