@@ -10,6 +10,7 @@ import functools
 import math
 
 import numpy as np
+import onnx
 from onnx.reference.ops._op_list import load_op
 from popart_contract.standin import dtypes
 from popart_contract.standin.binding import NotModelled
@@ -67,10 +68,14 @@ def widened(function):
 
 
 def _by_reference(node, *arrays):
-    """The operator as onnx's ReferenceEvaluator has it."""
+    """The operator as onnx's ReferenceEvaluator has it, which knows no annotations."""
     if node.evaluator is None:
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        del proto.attribute[:]
+        proto.attribute.extend(item for item in node.proto.attribute if not item.name.startswith("__"))
         parameters = {"log": lambda *_: None, "opsets": {"": node.opset}, "verbose": 0, "new_ops": None}
-        node.evaluator = load_op("", node.kind, node.opset)(node.proto, parameters)
+        node.evaluator = load_op("", node.kind, node.opset)(proto, parameters)
     return node.evaluator.run(*arrays)
 
 
@@ -122,9 +127,9 @@ def _matmul(node, a, b, scale=None):
     if scale is not None:
         _check_scale(node, scale)
         return [(a.astype(np.float32) @ b.astype(np.float32) * np.float32(2.0) ** int(scale)).astype(np.float16)]
-    result = widened(lambda _, x, y: [np.matmul(x, y)])(node, a, b)[0]
+    wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in (a, b)]
     output = node.attributes.get("__output_type")
-    return [result.astype(dtypes.NUMPY[output.upper()]) if output else result]
+    return [np.matmul(*wide).astype(dtypes.NUMPY[output] if output else a.dtype)]
 
 
 @kernel("ai.onnx", "Gather")
