@@ -58,6 +58,23 @@ def fact_i_arithmetic_has_one_type():
     return Given(add[0]), Given(add[1])
 
 
+@case
+def strict_other_operands_have_one_type():
+    """FLOAT16 times FLOAT."""
+    inputs = [value("x", FLOAT16, (2, 3)), value("z", FLOAT16, (3, 1))]
+    wide = node("Cast", "x", "h", to=FLOAT)
+    products = [[wide, node("MatMul", "h z", "y")], [wide, node("Cast", "z", "g", to=FLOAT), node("MatMul", "h g", "y")]]
+    return tuple(Given(model(nodes, inputs)) for nodes in products)
+
+
+@case
+def strict_other_operands_have_one_type__compared_with_int64():
+    """That is narrowed to INT32 first."""
+    inputs = [value("x", INT32, (2,))]
+    made = [model([constant("c", np.array([1], kind)), node("Less", "x c", "y")], inputs) for kind in (np.float32, np.int64)]
+    return Given(made[0]), Given(made[1])
+
+
 def _topk(k, outputs="y places", anchors=("y",)):
     return Given(model([constant("k", k), node("TopK", "x k", outputs)]), anchors=anchors)
 

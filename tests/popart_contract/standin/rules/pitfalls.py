@@ -12,6 +12,11 @@ RESERVED = ("Step___", "Init___", "Index___", "Accum___", "Accl___", "Gradient__
             "ConstValue___", "Stashed___", "Restored___", "lossScaling_", "randomSeed___")  # fmt: skip
 PACKED = ("FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "UINT32")  # typed fields hold bytes, not numbers
 SAME_TYPES = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Sum", "Mean", "Where")
+# operator -> places of the operands that belong together; () for all
+JOINED_TYPES = {
+    "MatMul": (0, 1), "Equal": (), "Less": (), "Greater": (), "Concat": (), "DynamicUpdate": (0, 2), "DynamicAdd": (0, 2),
+    "Scatter": (0, 2), "BitwiseAnd": (), "BitwiseOr": (), "BitwiseXor": (), "BitwiseXnor": (), "Fmod": (), "Atan2": (),
+}  # fmt: skip
 
 
 def _stored(model):
@@ -62,6 +67,18 @@ def fact_i_arithmetic_has_one_type(node):
     if node.kind in SAME_TYPES and node.domain == "ai.onnx":
         given = node.inputs[1:] if node.kind == "Where" else node.inputs
         if len({tensor.dtype for tensor in given}) > 1:
+            yield f"operands are {', '.join(map(str, given))}"
+
+
+@node_rule
+def strict_other_operands_have_one_type(node):
+    """Products, comparisons and what joins tensors: no fact says that mixed types are refused, and none that they work.
+
+    64-bit integers count as what they are narrowed to.
+    """
+    if node.kind in JOINED_TYPES:
+        given = [node.inputs[place] for place in JOINED_TYPES[node.kind]] if JOINED_TYPES[node.kind] else node.inputs
+        if len({tensor.dtype.replace("64", "32") for tensor in given}) > 1:
             yield f"operands are {', '.join(map(str, given))}"
 
 
