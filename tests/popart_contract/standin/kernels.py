@@ -168,6 +168,15 @@ def _slice(node, x, starts, ends, axes=None, steps=None):
     return [x[tuple(places)]]
 
 
+_COMPARED = {"Equal": np.equal, "Less": np.less, "Greater": np.greater}
+
+
+@kernel("ai.onnx", *_COMPARED)
+def _compare(node, x, y):
+    """Integers of two widths can be compared."""
+    return [_COMPARED[node.kind](x, y)]
+
+
 @kernel("ai.onnx", "Constant")
 def _constant(node):
     return [node.constant]
