@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-
 from popart_contract.standin.binding import NAMESPACE
 from popart_contract.standin.machine import MACHINE
 
-FLOAT, FLOAT16, INT32, INT64, BOOL = (getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "INT32", "INT64", "BOOL"))
+FLOAT, FLOAT16, INT32, INT64, BOOL = (
+    getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "INT32", "INT64", "BOOL")
+)
 GRAPHCORE = "ai.graphcore"
 
 
@@ -26,7 +27,7 @@ def node(kind, inputs, outputs, domain="", **attributes):
 
 def tensor(name, array):
     """A TensorProto with raw_data."""
-    return numpy_helper.from_array(np.ascontiguousarray(array), name)
+    return numpy_helper.from_array(np.array(array, order="C"), name)
 
 
 def constant(name, array):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from popart_contract.cases import case
 from popart_contract.protos import (
     FLOAT,
@@ -132,5 +131,3 @@ def fact_c_loop_condition_is_bool():
 def fact_c_carried_values_keep_their_shape():
     broken = body([node("Concat", "value value", "next", axis=0)])
     return _loop(broken), _loop()
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from onnx import helper
-
 from popart_contract.cases import case
 from popart_contract.protos import FLOAT, Given, model, node, value
 

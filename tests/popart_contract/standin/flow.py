@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-
 from popart_contract.standin.binding import NAMESPACE, bound
 from popart_contract.standin.dtypes import NAMES, NUMPY
-from popart_contract.standin.errors import popart_exception, refuse
+from popart_contract.standin.errors import popart_exception
 
 
 @bound("AnchorReturnType")
@@ -208,10 +207,3 @@ class VariableSettings:
 def describe(dtype, shape) -> str:
     """A tensor in words: FLOAT[2, 3]."""
     return f"{dtype}{list(shape)}"
-
-
-def numpy_dtype(name):
-    """The dtype of a host array for a declared type."""
-    if name not in NUMPY:
-        refuse("fact_e_types_reach_the_device", f"no array has type {name}")
-    return NUMPY[name]

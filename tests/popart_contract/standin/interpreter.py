@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import ChainMap
 
 import numpy as np
-
 from popart_contract.standin.errors import popart_runtime_error
 from popart_contract.standin.kernels import COLLECTIVES, compute
 
@@ -53,7 +52,9 @@ def _run_loop(node, inputs, values, replicas):
         carried = results[:kept]
         for scan, result in zip(scans, results[kept:], strict=True):
             scan.append(result)
-    return carried + [_stacked(scan, most, like, replicas) for scan, like in zip(scans, node.body_results[1 + kept :], strict=True)]
+    return carried + [
+        _stacked(scan, most, like, replicas) for scan, like in zip(scans, node.body_results[1 + kept :], strict=True)
+    ]
 
 
 def _agreed(node, condition):

@@ -7,12 +7,15 @@ replica. 16-bit products, sums and functions are computed in float32 and rounded
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
-
+import onnx
+from onnx.reference.ops._op_list import load_op
 from popart_contract.standin import dtypes
 from popart_contract.standin.binding import NotModelled
 from popart_contract.standin.errors import popart_runtime_error
+from popart_contract.standin.facts import API
 
 KERNELS: dict = {}
 COLLECTIVES: dict = {}
@@ -65,12 +68,14 @@ def widened(function):
 
 
 def _by_reference(node, *arrays):
-    """The operator as onnx's ReferenceEvaluator has it."""
+    """The operator as onnx's ReferenceEvaluator has it, which knows no annotations."""
     if node.evaluator is None:
-        from onnx.reference.ops._op_list import load_op
-
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        del proto.attribute[:]
+        proto.attribute.extend(item for item in node.proto.attribute if not item.name.startswith("__"))
         parameters = {"log": lambda *_: None, "opsets": {"": node.opset}, "verbose": 0, "new_ops": None}
-        node.evaluator = load_op("", node.kind, node.opset)(node.proto, parameters)
+        node.evaluator = load_op("", node.kind, node.opset)(proto, parameters)
     return node.evaluator.run(*arrays)
 
 
@@ -122,9 +127,9 @@ def _matmul(node, a, b, scale=None):
     if scale is not None:
         _check_scale(node, scale)
         return [(a.astype(np.float32) @ b.astype(np.float32) * np.float32(2.0) ** int(scale)).astype(np.float16)]
-    result = widened(lambda _, x, y: [np.matmul(x, y)])(node, a, b)[0]
+    wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in (a, b)]
     output = node.attributes.get("__output_type")
-    return [result.astype(dtypes.NUMPY[output.upper()]) if output else result]
+    return [np.matmul(*wide).astype(dtypes.NUMPY[output] if output else a.dtype)]
 
 
 @kernel("ai.onnx", "Gather")
@@ -163,6 +168,15 @@ def _slice(node, x, starts, ends, axes=None, steps=None):
     return [x[tuple(places)]]
 
 
+_COMPARED = {"Equal": np.equal, "Less": np.less, "Greater": np.greater}
+
+
+@kernel("ai.onnx", *_COMPARED)
+def _compare(node, x, y):
+    """Integers of two widths can be compared."""
+    return [_COMPARED[node.kind](x, y)]
+
+
 @kernel("ai.onnx", "Constant")
 def _constant(node):
     return [node.constant]
@@ -181,8 +195,6 @@ def _gelu(node, x):
 @kernel("ai.graphcore", "GeluErf")
 @widened
 def _gelu_erf(node, x):
-    import math
-
     return [(0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / np.sqrt(2)))).astype(x.dtype)]
 
 
@@ -213,14 +225,17 @@ def _scale(node, x):
 @kernel("ai.graphcore", "GroupNormalization")
 @widened
 def _group_normalization(node, x, scale, bias):
-    """x [N, C, ...]; each of the groups of channels of each sample is normalised. Mean and variance have N * groups."""
+    """x [N, C, ...]: each group of channels of each sample is normalised.
+
+    The third output is called Var, but popnn gives the inverse of the standard deviation.
+    """
     groups, shape = node.attributes["num_groups"], x.shape
     parts = x.reshape(shape[0] * groups, -1)
     mean, variance = parts.mean(-1, keepdims=True), parts.var(-1, keepdims=True)
-    normal = ((parts - mean) / np.sqrt(variance + np.float32(node.attributes.get("epsilon", 1e-5)))).reshape(shape)
+    inverse = 1 / np.sqrt(variance + np.float32(node.attributes.get("epsilon", 1e-5)))
     column = (-1, *[1] * (len(shape) - 2))
-    y = normal * scale.reshape(column) + bias.reshape(column)
-    return [y.astype(x.dtype), mean.reshape(-1).astype(x.dtype), variance.reshape(-1).astype(x.dtype)]
+    y = ((parts - mean) * inverse).reshape(shape) * scale.reshape(column) + bias.reshape(column)
+    return [y.astype(x.dtype), mean.reshape(-1).astype(x.dtype), inverse.reshape(-1).astype(x.dtype)]
 
 
 def _window(node, shape, index):
@@ -295,14 +310,8 @@ def _pass(node, x):
 
 @kernel("ai.graphcore", "Init")
 def _init(node):
-    kinds = {int(value): name for name, value in _data_types().items()}
+    kinds = {number: name for name, number in API["DataType"]["values"].items()}
     return [np.zeros(node.attributes["shape"], dtypes.NUMPY[kinds[node.attributes["data_type"]]])]
-
-
-def _data_types():
-    from popart_contract.standin.facts import API
-
-    return API["DataType"]["values"]
 
 
 def _check_scale(node, scale):

@@ -8,7 +8,6 @@ import os
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-
 from popart_contract.standin import dtypes
 from popart_contract.standin.errors import Refusal, popart_exception, refuse
 from popart_contract.standin.machine import MACHINE

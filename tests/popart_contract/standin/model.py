@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 from onnx import AttributeProto
-
 from popart_contract.standin import dtypes
 from popart_contract.standin.facts import ABOUT_OPERATORS
 

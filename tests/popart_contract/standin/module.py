@@ -11,10 +11,10 @@ from popart_contract.standin import devices, flow, options, session  # noqa: F40
 from popart_contract.standin.binding import NAMESPACE, NotModelled, bound, bound_function
 from popart_contract.standin.errors import (
     OutOfMemoryException,
-    poplar_exception,
-    poplibs_exception,
     popart_exception,
     popart_runtime_error,
+    poplar_exception,
+    poplibs_exception,
 )
 from popart_contract.standin.facts import API
 from popart_contract.standin.machine import MACHINE
@@ -63,23 +63,38 @@ vars(NAMESPACE["popart"]).update({name: entry for name, entry in NAMESPACE.items
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives `import popart` the stand-in. As the real package does, it refuses to come after `onnx`: FACTS (h)."""
+    """Gives `import popart` the stand-in. As the real package does, it refuses to come after `onnx`: FACTS (h).
 
-    def __init__(self, hidden):
-        self.hidden = hidden
+    What the process knows of onnx already is hidden until somebody imports it; a library cannot be loaded twice.
+    """
+
+    def __init__(self):
+        self.hidden = {name: module for name, module in sys.modules.items() if name == "onnx" or name.startswith("onnx.")}
+        self.specs = {name: module.__spec__ for name, module in self.hidden.items()}
+        for name in self.hidden:
+            del sys.modules[name]
 
     def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self) if name == "popart" else None
+        is_ours = name == "popart" or (name == "onnx" and self.hidden)
+        return importlib.machinery.ModuleSpec(name, self, is_package=name == "onnx") if is_ours else None
 
     def create_module(self, spec):
-        return None
+        return self.hidden["onnx"] if spec.name == "onnx" else None
 
     def exec_module(self, module):
-        if "onnx" in sys.modules:
+        if module.__name__ == "onnx":
+            self.show()
+        elif "onnx" in sys.modules:
             raise ImportError("popart must be imported before onnx")
-        vars(module).update(vars(NAMESPACE["popart"]))
-        module.__version__ = MACHINE.sdk
+        else:
+            vars(module).update(vars(NAMESPACE["popart"]))
+
+    def show(self):
+        """End the hiding."""
+        for name, module in self.hidden.items():
+            module.__spec__ = self.specs[name]
         sys.modules.update(self.hidden)
+        self.hidden = {}
 
 
 @contextlib.contextmanager
@@ -90,17 +105,14 @@ def installed(**machine):
       machine: fields of Machine.
     """
     MACHINE.reset(**machine)
-    hidden = {name: module for name, module in sys.modules.items() if name == "onnx" or name.startswith("onnx.")}
     before = sys.modules.pop("popart", None)
-    finder = _Finder(hidden)
-    for name in hidden:
-        del sys.modules[name]
+    finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
         yield MACHINE
     finally:
         sys.meta_path.remove(finder)
+        finder.show()
         sys.modules.pop("popart", None)
-        sys.modules.update(hidden)
         if before is not None:
             sys.modules["popart"] = before

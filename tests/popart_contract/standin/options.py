@@ -6,7 +6,7 @@ import copy
 import os
 
 from popart_contract.standin.binding import NAMESPACE, NotModelled, bound, default_value
-from popart_contract.standin.errors import refuse
+from popart_contract.standin.errors import popart_exception
 from popart_contract.standin.facts import API
 
 # FACTS (d): these return a copy that writes back on item assignment only.
@@ -24,7 +24,7 @@ class _WritesBack(dict):
         if type(key) is not str or type(value) is not str:
             raise TypeError(f"popart.SessionOptions.{self._name} takes str -> str, given {key!r}: {value!r}")
         super().__setitem__(key, value)
-        getattr(self._owner, "_values")[self._name][key] = value
+        self._owner._values[self._name][key] = value
 
 
 @bound("ExperimentalSettings")
@@ -102,7 +102,7 @@ class Patterns:
     def enablePattern(self, arg0, arg1):
         """Turn one on or off; a name that is none raises."""
         if arg0 not in API["Patterns"]["attributes"]:
-            refuse("fact_a_excluded_patterns_are_known", f"no pattern {arg0!r}")
+            raise popart_exception(f"no pattern {arg0!r}")
         self._enabled[arg0] = arg1
 
     def isPatternEnabled(self, arg0):

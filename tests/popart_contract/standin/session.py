@@ -9,9 +9,8 @@ from collections import ChainMap
 
 import numpy as np
 import onnx
-
 from popart_contract.standin import dtypes
-from popart_contract.standin.binding import NAMESPACE, bound
+from popart_contract.standin.binding import NAMESPACE, NotModelled, bound
 from popart_contract.standin.errors import popart_exception, refuse
 from popart_contract.standin.flow import describe
 from popart_contract.standin.interpreter import run_graph
@@ -190,7 +189,9 @@ class InferenceSession:
                 tensor.ClearField(field)
         flow, device = self.dataFlow, self._device
         anchors = [(name, flow.art(name).id().name, flow.art(name).rp()) for name in flow.anchors()]
-        options = {key: value for key, value in self._options._values.items() if key not in ("cachePath", "experimentalSettings")}
+        options = {
+            key: value for key, value in self._options._values.items() if key not in ("cachePath", "experimentalSettings")
+        }
         key = (proto.SerializeToString(deterministic=True), flow.batchesPerStep(), anchors, device.type, device.numIpus,
                device.ipuVersion, sorted(options.items(), key=str), MACHINE.sdk)  # fmt: skip
         return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "little")
@@ -257,7 +258,7 @@ class InferenceSession:
     def _want_variables(self, call):
         if self._options.constantWeights:
             refuse("fact_i_constant_weights_stay", f"{call} while constantWeights is True")
-        raise popart_exception(f"{call} is not modelled by the stand-in")
+        raise NotModelled(f"{call} is not modelled by the stand-in")
 
     def _want_prepared(self, call):
         if not self._is_prepared:

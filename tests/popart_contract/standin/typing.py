@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-
 from popart_contract.standin import dtypes
 from popart_contract.standin.binding import NotModelled
 from popart_contract.standin.errors import popart_runtime_error
@@ -141,7 +140,8 @@ def _results(model, item, node, types, report, constant_of):
         return None
     path = node.graph_path
     return [
-        Tensor(dtypes.name_of(array.dtype), array.shape, array if node.constant is not None else None, path) for array in results
+        Tensor(dtypes.name_of(array.dtype), array.shape, array if node.constant is not None else None, path)
+        for array in results
     ]
 
 

@@ -28,12 +28,23 @@ def node_rule(function):
 from popart_contract.standin.rules import (  # noqa: E402 - they fill the tables
     loops,
     operators,
+    pipeline,
     pitfalls,
     placement,
-    pipeline,
     protos,
     replicas,
     types,
 )
 
-__all__ = ["MODEL_RULES", "NODE_RULES", "loops", "operators", "pitfalls", "pipeline", "placement", "protos", "replicas", "types"]
+__all__ = [
+    "MODEL_RULES",
+    "NODE_RULES",
+    "loops",
+    "operators",
+    "pitfalls",
+    "pipeline",
+    "placement",
+    "protos",
+    "replicas",
+    "types",
+]

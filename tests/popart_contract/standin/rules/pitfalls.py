@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-
 from popart_contract.standin import dtypes
 from popart_contract.standin.facts import ABOUT_OPERATORS
 from popart_contract.standin.rules import model_rule, node_rule
@@ -13,8 +12,11 @@ RESERVED = ("Step___", "Init___", "Index___", "Accum___", "Accl___", "Gradient__
             "ConstValue___", "Stashed___", "Restored___", "lossScaling_", "randomSeed___")  # fmt: skip
 PACKED = ("FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "UINT32")  # typed fields hold bytes, not numbers
 SAME_TYPES = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Sum", "Mean", "Where")
-PRINT_ATTRIBUTES = ("summariseThreshold", "edgeItems", "maxLineWidth", "digits", "floatFormat", "separator", "openBracket",
-                    "closeBracket")  # fmt: skip
+# operator -> places of the operands that belong together; () for all
+JOINED_TYPES = {
+    "MatMul": (0, 1), "Equal": (), "Less": (), "Greater": (), "Concat": (), "DynamicUpdate": (0, 2), "DynamicAdd": (0, 2),
+    "Scatter": (0, 2), "BitwiseAnd": (), "BitwiseOr": (), "BitwiseXor": (), "BitwiseXnor": (), "Fmod": (), "Atan2": (),
+}  # fmt: skip
 
 
 def _stored(model):
@@ -65,6 +67,18 @@ def fact_i_arithmetic_has_one_type(node):
     if node.kind in SAME_TYPES and node.domain == "ai.onnx":
         given = node.inputs[1:] if node.kind == "Where" else node.inputs
         if len({tensor.dtype for tensor in given}) > 1:
+            yield f"operands are {', '.join(map(str, given))}"
+
+
+@node_rule
+def strict_other_operands_have_one_type(node):
+    """Products, comparisons and what joins tensors: no fact says that mixed types are refused, and none that they work.
+
+    64-bit integers count as what they are narrowed to.
+    """
+    if node.kind in JOINED_TYPES:
+        given = [node.inputs[place] for place in JOINED_TYPES[node.kind]] if JOINED_TYPES[node.kind] else node.inputs
+        if len({tensor.dtype.replace("64", "32") for tensor in given}) > 1:
             yield f"operands are {', '.join(map(str, given))}"
 
 
@@ -133,15 +147,6 @@ def fact_i_grouped_gather_keeps_the_group_axis(model):
         if node.kind in ("Gather", "GroupedGather") and node.attributes.get("group_size", 1) > 1:
             if node.attributes.get("axis", 0) == 0:
                 yield f"{node}: axis 0 with group_size {node.attributes['group_size']}"
-
-
-@model_rule
-def fact_i_print_tensor_is_complete(model):
-    """PrintTensor needs its numbers."""
-    for node in model.nodes():
-        lacking = [name for name in PRINT_ATTRIBUTES if name not in node.attributes]
-        if node.kind == "PrintTensor" and lacking:
-            yield f"{node}: lacks {lacking}"
 
 
 @model_rule

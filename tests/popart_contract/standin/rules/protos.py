@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import onnx
-
 from popart_contract.standin import dtypes
 from popart_contract.standin.facts import ABOUT_OPERATORS
 from popart_contract.standin.rules import model_rule
