@@ -28,7 +28,14 @@ from poptransformer.planning.balance import balance
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
-from poptransformer.session_arguments import check_kv_cache, check_max_length, check_types, count_stages, positive, token_ids_of
+from poptransformer.session_arguments import (
+    check_kv_cache,
+    check_max_length,
+    check_types,
+    count_stages,
+    positive,
+    token_ids_of,
+)
 from poptransformer.tokenizers import load_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
@@ -122,6 +129,7 @@ class Session:
         self._engine = make_engine(
             backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster, popart
         )
+        self._engine.check_dtypes(self.precision.dtype, self.precision.weight_dtype, self.precision.cache_dtype)
         self._rows_per_wave = self.batch_size * self._engine.batches_per_run
         self._channel = None
         if not self.leads:
@@ -458,7 +466,7 @@ class Session:
                 graph = self.graph(name)
                 if not self._engine.keeps_states and name.partition("_")[0] in ("decode", "prefill"):
                     raise UnsupportedError(
-                        f"graph {name!r}: this backend keeps no caches between two runs; there are logits_T, score_T and generate_T"
+                        f"graph {name!r}: this backend keeps no caches between runs; there are logits_T, score_T and generate_T"
                     )
                 self._engine.compile(name, graph)
                 if not self._engine.keeps_states:

@@ -34,8 +34,11 @@ class Weight:
     load: Callable[[int], np.ndarray]
     is_cut: bool = False
 
+    def __post_init__(self):
+        self.shape, self.dtype = tuple(self.shape), np.dtype(self.dtype)
+
     def stored_shape(self, num_replicas: int) -> tuple[int, ...]:
-        """Shape of the initializer. With one replica nothing is added: PopART takes a dimension off only where there are more."""
+        """Shape of the initializer. One replica adds nothing: PopART takes a dimension off only where there are more."""
         return (num_replicas, *self.shape) if self.is_cut and num_replicas > 1 else self.shape
 
     def num_bytes(self, num_replicas: int) -> int:
