@@ -258,7 +258,7 @@ class Emitter:
         if x.dtype == dtype:
             return x
         _check_dtype(dtype, f"{self.scope or 'graph'}: Cast")
-        if x.array is not None and dtype != bool:
+        if x.array is not None and dtype.kind != "b":
             with np.errstate(over="ignore", invalid="ignore"):
                 return self.constant(x.array.astype(dtype))
         return self.node("Cast", [x], [Spec(x.shape, dtype)], to=ONNX_TYPES[dtype.name])[0]
@@ -293,7 +293,7 @@ class Emitter:
     def zeros(self, shape, dtype) -> Tensor:
         """Zeros of any size, without their bytes in the model."""
         dtype = np.dtype(dtype)
-        if dtype == bool:
+        if dtype.kind == "b":
             return self.cast(self.zeros(shape, np.int32), bool)
         return self.expand(self.constant(np.zeros([1] * len(shape), dtype)), shape)
 

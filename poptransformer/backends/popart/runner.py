@@ -37,15 +37,13 @@ def import_popart():
     except ImportError as error:
         if "onnx" in sys.modules and "onnx" in str(error):
             raise PopartError(
-                "popart must be imported before onnx, which something in this process has imported already; let PopART run in a "
-                "process of its own: set popart.python to the interpreter that has the SDK"
-            )
-        raise PopartError(INSTALL.format(python=sys.executable) + f" ({error})")
+                "popart must be imported before onnx, which something in this process has imported already; let PopART run in "
+                "a process of its own: set popart.python to the interpreter that has the SDK"
+            ) from None
+        raise PopartError(f"{INSTALL.format(python=sys.executable)} ({error})") from None
     if not hasattr(popart, "InferenceSession"):
-        raise PopartError(
-            "the module popart at {} is not Graphcore's; ".format(getattr(popart, "__file__", "?"))
-            + INSTALL.format(python=sys.executable)
-        )
+        where = getattr(popart, "__file__", "?")
+        raise PopartError(f"the module popart at {where} is not Graphcore's; {INSTALL.format(python=sys.executable)}")
     return popart
 
 
