@@ -108,6 +108,7 @@ class Session:
                 self._engine.close()
                 raise
             self._channel = None if self.leads else self._cluster.channel()
+        self._is_stepwise = self._engine.is_stepwise and not self.model.needs_whole_prompt
         self._rows_per_wave = self.batch_size * self._engine.batches_per_run
         self._lock = threading.Lock()  # held while the device works: calls queue
         self._wave = None  # whose tokens the caches hold
@@ -267,6 +268,8 @@ class Session:
         if not all(1 <= length <= self.max_length for length in lengths):
             raise UserError(f"graph {name!r}: the length must be in 1 .. max_length={self.max_length}")
         arguments = (*lengths, Sampling.parse(parts[2])) if is_program else lengths
+        if is_program and self._is_stepwise:
+            return self.model.build_generate_stepwise(*arguments)
         if kind in ("logits", "score", "generate") and not self._engine.keeps_states:
             return build(*arguments, is_fresh=True)
         return build(*arguments)
@@ -414,8 +417,9 @@ class Session:
     def _new_wave(self, rows):
         if not self._engine.keeps_states:
             return ProgramWave(
-                self._prepare, self._engine.run, rows, self._rows_per_wave, self.max_length, self.weight_bytes_per_token
-            )
+                self._prepare, self._engine.run, rows, self._rows_per_wave, self.max_length, self.weight_bytes_per_token,
+                self._is_stepwise,
+            )  # fmt: skip
         return Wave(
             self._prepare, self._engine.run, rows, self.batch_size, self.max_length, self.weight_bytes_per_token,
             self.model.needs_whole_prompt,

@@ -44,10 +44,12 @@ class Engine(abc.ABC):
         whose states begin as zeros.
       batches_per_run: batches of the graphs' size that one run takes, one after the other along the first axis of inputs and
         outputs.
+      is_stepwise: whether prompts shall go through the decode loop, see DecoderModel.build_generate_stepwise.
     """
 
     keeps_states = True
     batches_per_run = 1
+    is_stepwise = False
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}

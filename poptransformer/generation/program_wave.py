@@ -33,9 +33,13 @@ class ProgramWave:
       num_rows: rows of one run, all its batches together.
       max_length: as the graphs are built.
       weight_bytes: bytes of weights that a decode step reads.
+      is_stepwise: whether the programs are those of DecoderModel.build_generate_stepwise.
     """
 
-    def __init__(self, prepare, run, rows: list[Row], num_rows: int, max_length: int, weight_bytes: int):
+    def __init__(
+        self, prepare, run, rows: list[Row], num_rows: int, max_length: int, weight_bytes: int, is_stepwise: bool = False
+    ):
+        self.is_stepwise = is_stepwise
         self.prepare, self.run, self.rows = prepare, run, rows
         self.num_rows, self.max_length = num_rows, max_length
         self.timings = Timings(weight_bytes=weight_bytes)
@@ -60,19 +64,23 @@ class ProgramWave:
         sampling = Sampling.of_rows(self._settings)
         name = generate_name(longest, int(max_new.max()), self.max_length, sampling)
         self.prepare(name)
+        inputs = self._inputs(before)
         begin = time.perf_counter()
-        outputs = self.run(name, self._inputs(before) | self._row_inputs | {"token": token, "max_new": max_new} | {
+        outputs = self.run(name, inputs | self._row_inputs | {"token": token, "max_new": max_new} | {
             key: self._settings[key] for key in ("stop_ids", *sampling.inputs)
         })  # fmt: skip
         self.timings.decode_ms += 1e3 * (time.perf_counter() - begin)
         counts = outputs["num_new"]
-        check_finite(self.rows, outputs["logprobs"], counts)
+        tokens, logprobs = outputs["tokens"], outputs["logprobs"]
+        if self.is_stepwise:  # new tokens follow those of the prompt
+            tokens, logprobs = (
+                np.stack([np.roll(row, -start) for row, start in zip(both, inputs["num_tokens"], strict=True)])
+                for both in (tokens, logprobs)
+            )
+        check_finite(self.rows, logprobs, counts)
         self.timings.prefill_tokens += sum(map(len, before))
         self.timings.decode_steps += int(counts.max())
-        pieces = [
-            row.take(outputs["tokens"][i, : counts[i]].tolist(), outputs["logprobs"][i, : counts[i]].tolist())
-            for i, row in running.items()
-        ]
+        pieces = [row.take(tokens[i, : counts[i]].tolist(), logprobs[i, : counts[i]].tolist()) for i, row in running.items()]
         self.timings.decode_tokens += sum(len(piece.token_ids) for piece in pieces)
         return pieces
 

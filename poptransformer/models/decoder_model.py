@@ -180,7 +180,7 @@ class DecoderModel(BaseModel):
           sampling: the settings that are inputs; None: all of them.
           is_fresh: every row starts anew, and there are no inputs cache_len and is_fresh.
         """
-        graph = Graph("_".join(map(str, ("generate", num_new, *((num_steps, sampling.name) if sampling else ())))))
+        graph = Graph(_generate_name(num_new, num_steps, sampling))
         use_seen = sampling is None or sampling.use_repetition_penalty
         ids, tokens, seen = self._prompt_inputs(graph, num_new, is_fresh, use_seen)
         self.forward(ids, tokens)
@@ -188,6 +188,27 @@ class DecoderModel(BaseModel):
         cache_len = tokens.cache_len + tokens.num_tokens
         states, seen = self._decode_loop(
             graph, token, cache_len, max_new, tokens.row, stop_ids, settings, tokens.states, seen, num_steps
+        )
+        self._update_states(graph, states, seen)
+        return graph
+
+    def build_generate_stepwise(self, num_new: int, num_steps: int, sampling: Sampling) -> Graph:
+        """As build_generate with is_fresh, but prompts go through the decode loop as well, token by token.
+
+        Every weight is then used in one place only, the loop's body: compilers that give each graph weights of its own hold
+        them once, not twice. A row's first new token is in column num_tokens[b] of the outputs, which have num_new more.
+        """
+        assert not self.needs_whole_prompt, "later tokens of the prompt change what earlier ones see"
+        graph, rows = Graph(_generate_name(num_new, num_steps, sampling)), (self.batch_size,)
+        ids = graph.input("input_ids", (self.batch_size, num_new), np.int32)
+        num_tokens = graph.input("num_tokens", rows, np.int32)
+        cache_len = graph.constant(np.zeros(rows, np.int32))
+        token, _, max_new, stop_ids, settings = self._decode_inputs(graph, cache_len, sampling)
+        row, states = self._row_inputs(graph), {state: graph.state(state) for state in self.states()}
+        seen = graph.state(self.seen) if sampling.use_repetition_penalty else None
+        prompt = ops.transpose(ids, (1, 0)), num_tokens
+        states, seen = self._decode_loop(
+            graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_new + num_steps, prompt
         )
         self._update_states(graph, states, seen)
         return graph
@@ -238,28 +259,43 @@ class DecoderModel(BaseModel):
         settings["top_k_limit"] = sampling.top_k if sampling and sampling.top_k else None
         return token, cache_len, max_new, stop_ids, settings
 
-    def _decode_loop(self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_steps=DECODE_STEPS):
+    def _decode_loop(
+        self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_steps=DECODE_STEPS, prompt=None
+    ):
+        """The loop, in which a row may begin with a prompt: ids [T, B] and how many of them count [B]."""
         rows = self.batch_size
         seen = [] if seen is None else [seen]  # a program without a penalty does not carry it
         sampling = {key: value for key, value in settings.items() if key != "repetition_penalty"}
         names = list(states)
 
         def body(step, token, cache_len, is_active, num_new, out_tokens, out_logprobs, *values):
+            current, is_new = token, is_active
+            if prompt:
+                ids, length = prompt
+                is_prompt = step < length
+                place = ops.reshape(ops.minimum(step, ids.shape[0] - 1), (1,))
+                current = ops.select(is_prompt, ops.reshape(ops.gather(ids, place), (rows,)), token)
+                is_new = is_active & ~is_prompt
             num_tokens = ops.cast(is_active, np.int32)
-            column = ops.reshape(token, (rows, 1))
+            column = ops.reshape(current, (rows, 1))
             marked, values = values[: len(seen)], values[len(seen) :]
             marked = [ops.mark_tokens(value, column, num_tokens) for value in marked]
             tokens = self._tokens(step.graph, 1, cache_len, num_tokens, row, dict(zip(names, values, strict=True)))
             logits = ops.reshape(self.head(self.forward(column, tokens)), (rows, -1))
             cache_len = cache_len + num_tokens
             adjusted = ops.repetition_penalty(logits, marked[0], settings["repetition_penalty"]) if marked else logits
-            token = ops.sample(adjusted, **sampling, position=cache_len)
-            num_new = num_new + num_tokens
-            is_stop = ops.reduce_any(ops.equal(ops.reshape(token, (rows, 1)), stop_ids))
-            is_active = is_active & ~is_stop & (num_new < max_new)
-            logprobs = ops.token_log_prob(logits, token)
-            out_tokens = ops.dynamic_update(out_tokens, ops.reshape(token, (rows, 1)), step, axis=1)
+            chosen = ops.sample(adjusted, **sampling, position=cache_len)
+            num_new = num_new + ops.cast(is_new, np.int32)
+            is_stop = ops.reduce_any(ops.equal(ops.reshape(chosen, (rows, 1)), stop_ids))
+            is_last = is_stop | ~(num_new < max_new)
+            logprobs = ops.token_log_prob(logits, chosen)
+            out_tokens = ops.dynamic_update(out_tokens, ops.reshape(chosen, (rows, 1)), step, axis=1)
             out_logprobs = ops.dynamic_update(out_logprobs, ops.reshape(logprobs, (rows, 1)), step, axis=1)
+            if prompt:  # what comes after a prompt's token is known
+                token, is_last = ops.select(is_prompt, token, chosen), is_last & ~is_prompt
+            else:
+                token = chosen
+            is_active = is_active & ~is_last
             keep_going = ops.reduce_any(is_active)
             values = [tokens.states[name] for name in names]
             return keep_going, token, cache_len, is_active, num_new, out_tokens, out_logprobs, *marked, *values
@@ -284,3 +320,7 @@ class DecoderModel(BaseModel):
             graph.update_state(self.seen, seen)
         for state, value in states.items():
             graph.update_state(state, value)
+
+
+def _generate_name(num_new, num_steps, sampling):
+    return "_".join(map(str, ("generate", num_new, *((num_steps, sampling.name) if sampling else ()))))

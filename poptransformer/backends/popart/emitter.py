@@ -36,6 +36,7 @@ class Emitter:
     Attributes:
       stage: IPU within the replica that nodes are placed on.
       scope: layer that nodes belong to.
+      fed_integers: an int32 input of the main graph, or None.
     """
 
     def __init__(self, num_replicas: int = 1, parent: Emitter | None = None, use_pipeline: bool = False):
@@ -51,6 +52,7 @@ class Emitter:
         if parent is None:
             self.weights: dict[str, Weight] = {}
             self._counts: dict[str, int] = {}
+            self.fed_integers: Tensor | None = None
 
     def child(self) -> Emitter:
         """An Emitter for the body of a loop in this graph."""
@@ -82,7 +84,7 @@ class Emitter:
         if tensor.weight is not None:
             return self._weight_name(tensor.weight)
         if tensor.is_zero_state:
-            return self.zeros(tensor.shape, tensor.dtype).name
+            return self.fresh_zeros(tensor.shape, tensor.dtype).name
         return tensor.name
 
     def stored(self, tensor: Tensor) -> Tensor:
@@ -296,6 +298,16 @@ class Emitter:
         if dtype.kind == "b":
             return self.cast(self.zeros(shape, np.int32), bool)
         return self.expand(self.constant(np.zeros([1] * len(shape), dtype)), shape)
+
+    def fresh_zeros(self, shape, dtype) -> Tensor:
+        """Zeros that the device makes in each run: PopART would put those of `zeros` into the program, as large as they are."""
+        dtype, fed = np.dtype(dtype), self.root.fed_integers
+        if dtype.kind == "b":
+            return self.cast(self.fresh_zeros(shape, np.int32), bool)
+        if fed is None:
+            return self.zeros(shape, dtype)
+        one = self.cast(self.slice(self.reshape(fed, (-1,)), 0, 1, 0), dtype)
+        return self.expand(self.reshape(self.mul(one, 0), [1] * len(shape)), shape)
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         axis = axis % parts[0].rank

@@ -10,6 +10,7 @@ from poptransformer.errors import UnsupportedError, UserError, near_miss
 
 DEVICES = ("ipu", "ipu_model", "cpu", "offline")
 IPU_VERSIONS = ("ipu2", "ipu21")  # Mk2 and Bow; C600
+PREFILLS = ("whole", "stepwise")
 PROFILES_FOLDER = "profiles"  # beside the working directory, where PopVision is pointed to
 _NAME = re.compile(r"[\w.-]+")
 
@@ -24,6 +25,9 @@ class PopartOptions:
       ipu_version: architecture of ipu_model and offline: "ipu2" (Mk2, Bow) or "ipu21" (C600).
       python: the interpreter that has the Poplar SDK, where it is not the one that runs this: PopART then works in a process
         of its own. None: this one.
+      prefill: "whole": a prompt is taken in one pass before the decode loop. PopART then holds weights twice, for that pass and
+        for the loop. "stepwise": token by token in the loop: weights once, and a step for each token of the prompt.
+      check_memory: refuse a program that does not fit the IPUs, before it is compiled; see docs/planning.md.
       disable_outlining: equal parts of the graph do not share code: more memory, less time to compile.
       unstable_softmax: the largest element is not taken off first: quicker, and wrong for logits beyond 88.
       disable_matmul_multi_stage_reduce: sums of products are reduced in one stage.
@@ -39,6 +43,8 @@ class PopartOptions:
     device: str = "ipu"
     ipu_version: str = "ipu2"
     python: str | None = None
+    prefill: str = "whole"
+    check_memory: bool = True
     disable_outlining: bool = False
     unstable_softmax: bool = False
     disable_matmul_multi_stage_reduce: bool = False
@@ -71,6 +77,8 @@ class PopartOptions:
                 yield f"popart.{field.name}={value!r}: wanted true or false"
         if self.device not in DEVICES:
             yield f"popart.device={self.device!r}: choose one of {', '.join(DEVICES)}"
+        if self.prefill not in PREFILLS:
+            yield f"popart.prefill={self.prefill!r}: choose one of {', '.join(PREFILLS)}"
         if self.ipu_version not in IPU_VERSIONS:
             yield f"popart.ipu_version={self.ipu_version!r}: choose one of {', '.join(IPU_VERSIONS)}"
         for key in ("execution_cache_name", "profile_name"):

@@ -74,6 +74,7 @@ def build_program(
     fed = declared
     if num_stages > 1:  # a stream of the host feeds one IPU, the others get copies from there
         fed = {name: emitter.node("Identity", [tensor], [tensor.spec])[0] for name, tensor in declared.items()}
+    emitter.fed_integers = next((tensor for tensor in fed.values() if tensor.dtype == np.int32 and 0 not in tensor.shape), None)
     results = Walk(graph, load, fed).write(emitter)
     with emitter.at("", num_stages - 1):
         emitter.nodes = live_nodes(emitter.nodes, emitter.finish(results, list(names)))

@@ -33,6 +33,10 @@ class ProgramWriter(Engine):
         return self.options.batch_per_step
 
     @property
+    def is_stepwise(self):
+        return self.options.prefill == "stepwise"
+
+    @property
     def device_info(self):
         return DeviceInfo("popart", "none: programs are written only", "none (PopART's own ops)")
 
