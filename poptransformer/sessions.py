@@ -28,7 +28,14 @@ from poptransformer.planning.balance import balance
 from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
-from poptransformer.session_arguments import check_kv_cache, check_max_length, check_types, count_stages, positive, token_ids_of
+from poptransformer.session_arguments import (
+    check_kv_cache,
+    check_max_length,
+    check_types,
+    count_stages,
+    positive,
+    token_ids_of,
+)
 from poptransformer.tokenizers import load_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
@@ -86,14 +93,36 @@ class Session:
     ):  # fmt: skip
         begin = time.perf_counter()
         check_types(model, random_weights, execution_cache_dir)
-        self.precision = find_precision(precision, kv_cache, group_size)
-        self.batch_size = positive("batch_size", batch_size)
-        self.num_replicas = positive("num_replicas", num_replicas)
+        self._cluster = join_cluster(backend, distributed)
+        with contextlib.nullcontext() if self._cluster is None else self._cluster.failure_told():
+            self.batch_size = positive("batch_size", batch_size)
+            self.num_replicas = positive("num_replicas", num_replicas)
+            self.precision = find_precision(precision, kv_cache, group_size)
+            num_stages = self._open_model(model, kv_cache, max_length, layers_per_device, devices, random_weights)
+            self._engine = make_engine(
+                backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster, popart
+            )
+            try:
+                self._engine.check_dtypes(self.precision.dtype, self.precision.weight_dtype, self.precision.cache_dtype)
+            except UserError:
+                self._engine.close()
+                raise
+            self._channel = None if self.leads else self._cluster.channel()
+        self._rows_per_wave = self.batch_size * self._engine.batches_per_run
+        self._lock = threading.Lock()  # held while the device works: calls queue
+        self._wave = None  # whose tokens the caches hold
+        self._is_loaded = self._is_closed = False
+        self._progress = Progress()
+        #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
+        self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
+
+    def _open_model(self, model, kv_cache, max_length, layers_per_device, devices, random_weights):
+        """Read all that the checkpoint says but its weights, build the model, and place it; returns the number of stages."""
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
         config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
-        check_kv_cache(kv_cache, precision, model_class)
+        check_kv_cache(kv_cache, self.precision.name, model_class)
         num_stages = count_stages(layers_per_device, self.config.num_layers, self.num_replicas, devices)
         self.max_length = check_max_length(max_length, self.config, model_class.has_positions)
         with REGISTER.scope(
@@ -118,22 +147,7 @@ class Session:
             for key in tokenizer_ids
         )
         self._bos_token_id = bos_token_ids[0] if bos_token_ids else None
-        self._cluster = join_cluster(backend, distributed)
-        self._engine = make_engine(
-            backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster, popart
-        )
-        self._rows_per_wave = self.batch_size * self._engine.batches_per_run
-        self._channel = None
-        if not self.leads:
-            from poptransformer.backends.xla.cluster import Channel
-
-            self._channel = Channel(self._cluster)
-        self._lock = threading.Lock()  # held while the device works: calls queue
-        self._wave = None  # whose tokens the caches hold
-        self._is_loaded = self._is_closed = False
-        self._progress = Progress()
-        #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
-        self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
+        return num_stages
 
     # ---- generation
 
@@ -458,7 +472,7 @@ class Session:
                 graph = self.graph(name)
                 if not self._engine.keeps_states and name.partition("_")[0] in ("decode", "prefill"):
                     raise UnsupportedError(
-                        f"graph {name!r}: this backend keeps no caches between two runs; there are logits_T, score_T and generate_T"
+                        f"graph {name!r}: this backend keeps no caches between runs; there are logits_T, score_T and generate_T"
                     )
                 self._engine.compile(name, graph)
                 if not self._engine.keeps_states:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poptransformer.backends.engine import Engine
 from poptransformer.errors import UnsupportedError, UserError
 
 BACKENDS = ("xla", "popart", "reference")
@@ -14,9 +15,12 @@ def make_engine(
     """Make the engine of a backend; the arguments are Session's.
 
     Args:
+      backend: a name, or an Engine, which is taken as it is.
       cluster: the Cluster that this process has joined, or None.
     Raises: UnsupportedError for an unknown backend; UserError for a platform or custom op that is not there.
     """
+    if isinstance(backend, Engine):
+        return backend
     if popart and backend != "popart":
         raise UserError(f"the options popart={{{', '.join(popart)}}} go with backend popart, not with {backend!r}")
     if backend == "xla":

@@ -63,6 +63,10 @@ class Engine(abc.ABC):
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
 
+    def check_dtypes(self, *dtypes) -> None:
+        """Refuse dtypes that the backend does not have. Raises: UnsupportedError."""
+        return None
+
     def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:
         """Put weights on the device, one at a time.
 

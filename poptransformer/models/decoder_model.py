@@ -238,9 +238,7 @@ class DecoderModel(BaseModel):
         settings["top_k_limit"] = sampling.top_k if sampling and sampling.top_k else None
         return token, cache_len, max_new, stop_ids, settings
 
-    def _decode_loop(
-        self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_steps=DECODE_STEPS
-    ):
+    def _decode_loop(self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_steps=DECODE_STEPS):
         rows = self.batch_size
         seen = [] if seen is None else [seen]  # a program without a penalty does not carry it
         sampling = {key: value for key, value in settings.items() if key != "repetition_penalty"}

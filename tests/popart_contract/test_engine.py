@@ -4,10 +4,12 @@ programs that are broken in one place.
 
 import contextlib
 import os
+import sys
 
 import numpy as np
 import onnx
 import pytest
+from conftest import REPOSITORY
 from onnx import helper
 from popart_contract.standin.binding import NAMESPACE
 from popart_contract.standin.errors import Refusal
@@ -18,6 +20,7 @@ from tolerance import assert_close
 from poptransformer import Session
 from poptransformer.errors import UnsupportedError, UserError
 
+ON_PATH = REPOSITORY / "tests" / "popart_contract" / "on_path"
 PROMPTS = [case["prompt"] for case in CASES[1:3]]
 GREEDY = [case["greedy"][:6] for case in CASES[1:3]]
 
@@ -87,8 +90,8 @@ def test_packed_weights(tiny, machine, precision, replicas):
         expected = session.logits(PROMPTS[0])
     with on_popart(tiny, precision=precision, num_replicas=replicas, batch_size=1) as session:
         found = session.logits(PROMPTS[0])
-    # products of float16 with float32 sums beside products of float32; logits have a deviation of 1.6. Worst seen: 0.006
-    assert_close(found, expected, rtol=0, atol=0.02)
+    # Products of float16 with float32 sums beside products of float32; logits have a deviation of 1.9. Worst seen: 0.016.
+    assert_close(found, expected, rtol=0, atol=0.04)
     view = machine.sessions[-1]._program.view
     packed = [tensor for tensor in view.initializers.values() if tensor.data_type == onnx.TensorProto.UINT8]
     assert len(packed) >= 3 * 4 and not view.options.constantWeights
@@ -172,6 +175,18 @@ def test_onnx_may_not_come_first(tiny):
 
     with pytest.raises(UserError, match="before onnx"):
         Session(tiny, backend="popart")
+
+
+def test_popart_in_a_process_of_its_own(tiny, monkeypatch):
+    """Where another Python has the SDK; onnx may then be here already."""
+    import onnx  # noqa: F401
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ON_PATH, ON_PATH.parents[1]))))
+    with on_popart(tiny, {"python": sys.executable}, num_replicas=2) as session:
+        assert greedy(session) == GREEDY and "3.4.0" in session.device_info.name
+    with on_popart(tiny, {"python": sys.executable}, num_replicas=32) as session:
+        with pytest.raises(UserError, match="no 32 IPUs are free"):
+            greedy(session)
 
 
 # ---- real programs, broken in one place: the rules find it there too

@@ -13,9 +13,7 @@ _MASKED = -1e30  # finite, so that a row without a visible position stays free o
 
 
 @lowering("attention")
-def attention(
-    emitter, query, key, value, k_cache, v_cache, cache_len, num_tokens, context_len, alibi_slopes, scale, window
-):
+def attention(emitter, query, key, value, k_cache, v_cache, cache_len, num_tokens, context_len, alibi_slopes, scale, window):
     num_rows, num_new, num_heads, head_dim = query.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
@@ -48,9 +46,7 @@ def attention(
     visible = emitter.reshape(visible, (num_rows, 1, 1, num_new, stored))
     weights = emitter.softmax(emitter.where(visible, scores, _MASKED))
     weights = emitter.reshape(emitter.cast(weights, dtype), (num_rows, num_kv_heads, group * num_new, stored))
-    out = emitter.reshape(
-        emitter.matmul(weights, values, query.dtype), (num_rows, num_kv_heads, group, num_new, head_dim)
-    )
+    out = emitter.reshape(emitter.matmul(weights, values, query.dtype), (num_rows, num_kv_heads, group, num_new, head_dim))
     out = emitter.reshape(emitter.transpose(out, (0, 3, 1, 2, 4)), query.shape)
     out = emitter.where(emitter.reshape(is_token, (num_rows, num_new, 1, 1)), out, 0)
     return out, k_cache, v_cache
@@ -75,9 +71,7 @@ def _append(emitter, cache, new, cache_len, num_tokens, is_token):
         new = emitter.where(emitter.reshape(is_token, (1, 1, 1, 1)), new, old)
         return emitter.dynamic_update(cache, at, new, axis=2)
     offset = emitter.sub(emitter.constant(np.arange(capacity, dtype=np.int32)[None]), _column(emitter, cache_len))  # [B, S]
-    is_new = emitter.logical_and(
-        emitter.greater_equal(offset, 0), emitter.less(offset, _column(emitter, num_tokens))
-    )
+    is_new = emitter.logical_and(emitter.greater_equal(offset, 0), emitter.less(offset, _column(emitter, num_tokens)))
     if num_new > 1:  # a product with ones and zeros moves token t to position cache_len + t
         token = emitter.constant(np.arange(num_new, dtype=np.int32))
         moves = emitter.equal(emitter.reshape(offset, (num_rows, capacity, 1)), token)  # [B, S, T]

@@ -92,7 +92,9 @@ class Emitter:
     def derived(self, tensor: Tensor, suffix: str, shape, dtype, derive) -> Tensor:
         """Another initializer that is worked out from a weight's array on the host: one of a packed matrix's parts."""
         weight = tensor.weight
-        part = Weight(f"{weight.name}.{suffix}", tuple(shape), np.dtype(dtype), lambda rank: derive(weight.load(rank)), weight.is_cut)
+        part = Weight(
+            f"{weight.name}.{suffix}", tuple(shape), np.dtype(dtype), lambda rank: derive(weight.load(rank)), weight.is_cut
+        )
         return Tensor("", Spec(part.shape, part.dtype), weight=part)
 
     def _weight_name(self, weight: Weight) -> str:
@@ -249,16 +251,14 @@ class Emitter:
     def where(self, condition: Tensor, x, y) -> Tensor:
         x, y = (self.like(x, y), y) if isinstance(y, Tensor) else (x, self.like(y, x))
         assert x.dtype == y.dtype, f"{self.scope}: Where of {x.dtype} and {y.dtype}"
-        return self.node(
-            "Where", [condition, x, y], [Spec(np.broadcast_shapes(condition.shape, x.shape, y.shape), x.dtype)]
-        )[0]
+        return self.node("Where", [condition, x, y], [Spec(np.broadcast_shapes(condition.shape, x.shape, y.shape), x.dtype)])[0]
 
     def cast(self, x: Tensor, dtype) -> Tensor:
         dtype = np.dtype(dtype)
         if x.dtype == dtype:
             return x
         _check_dtype(dtype, f"{self.scope or 'graph'}: Cast")
-        if x.array is not None and dtype != bool:
+        if x.array is not None and dtype.kind != "b":
             with np.errstate(over="ignore", invalid="ignore"):
                 return self.constant(x.array.astype(dtype))
         return self.node("Cast", [x], [Spec(x.shape, dtype)], to=ONNX_TYPES[dtype.name])[0]
@@ -293,7 +293,7 @@ class Emitter:
     def zeros(self, shape, dtype) -> Tensor:
         """Zeros of any size, without their bytes in the model."""
         dtype = np.dtype(dtype)
-        if dtype == bool:
+        if dtype.kind == "b":
             return self.cast(self.zeros(shape, np.int32), bool)
         return self.expand(self.constant(np.zeros([1] * len(shape), dtype)), shape)
 
@@ -389,7 +389,12 @@ class Emitter:
         """Layer normalisation of x [M, D] over D, as a group normalisation with one group."""
         statistics = Spec((x.shape[0],), np.float32)
         return self.node(
-            "GroupNormalization", [x, weight, bias], [x.spec, statistics, statistics], GRAPHCORE, num_groups=1, epsilon=float(eps)
+            "GroupNormalization",
+            [x, weight, bias],
+            [x.spec, statistics, statistics],
+            GRAPHCORE,
+            num_groups=1,
+            epsilon=float(eps),
         )[0]
 
     # ---- replicas
@@ -432,7 +437,9 @@ class Emitter:
         infos = [value_info(iteration, Spec((), np.int64)), value_info(condition, flag_spec)]
         infos += [value_info(tensor.name, tensor.spec) for tensor in inputs]
         specs = [flag_spec, step_spec, *(tensor.spec for tensor in carried)]
-        graph = self.onnx.GraphProto(name=self.unique(f"{self.scope}/body".lstrip("/")), node=live_nodes(inner.nodes, outputs), input=infos)
+        graph = self.onnx.GraphProto(
+            name=self.unique(f"{self.scope}/body".lstrip("/")), node=live_nodes(inner.nodes, outputs), input=infos
+        )
         graph.output.extend(value_info(name, spec) for name, spec in zip(outputs, specs, strict=True))
         count = self.constant(np.int64(max_steps))
         specs = [tensor.spec for tensor in start]

@@ -11,19 +11,15 @@ import os
 import pathlib
 import tempfile
 
-import numpy as np
-
-from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
-from poptransformer.backends.popart.folder import write_folder
+from poptransformer.backends.engine import DeviceInfo
 from poptransformer.backends.popart.host import LocalHost, WorkerHost
-from poptransformer.backends.popart.options import PopartOptions
-from poptransformer.backends.popart.program import build_program
+from poptransformer.backends.popart.writer import ProgramWriter
 from poptransformer.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
-class PopartEngine(Engine):
+class PopartEngine(ProgramWriter):
     """Runs graphs on IPUs.
 
     Args:
@@ -34,23 +30,15 @@ class PopartEngine(Engine):
     Raises: UserError where the Poplar SDK is missing, with what to do.
     """
 
-    keeps_states = False
-
     def __init__(self, options=None, execution_cache_dir=None, num_replicas=1, num_stages=1):
-        super().__init__()
-        self.options = options if isinstance(options, PopartOptions) else PopartOptions.of(options)
+        super().__init__(options, num_replicas)
         self.options.check_placement(num_stages, num_replicas)
-        self.num_replicas, self.num_stages = num_replicas, num_stages
+        self.num_stages = num_stages
         self._cache_folder = self._find_cache_folder(execution_cache_dir)
         # Before anything imports onnx: PopART does not come after it.
         self._host = WorkerHost(self.options.python) if self.options.python else LocalHost()
         self._folder = tempfile.TemporaryDirectory(prefix="poptransformer-popart-")
         self._inputs: dict[str, set[str]] = {}  # of each program: those that some node reads
-        self._last = None, None  # what was read last: a packed weight is asked for once for each of its parts
-
-    @property
-    def batches_per_run(self):
-        return self.options.batch_per_step
 
     @property
     def device_info(self):
@@ -68,26 +56,12 @@ class PopartEngine(Engine):
         )
         return pathlib.Path(root).resolve() / "popart" / self.options.execution_cache_name
 
-    def _load_one(self, parameter, stages):
-        pass  # read when a program is written: PopART takes weights with the model
-
     def _compile_one(self, name, graph):
-        program = build_program(graph, self._read, self.num_replicas, self.options.enable_pipeline)
-        is_packed = any(parameter.packing for parameter, _ in graph.parameters.values())
         folder = pathlib.Path(self._folder.name) / name
-        write_folder(program, self.options, folder, has_packed_weights=is_packed, cache_folder=self._cache_folder)
+        program = self.write(graph, folder, cache_folder=self._cache_folder)
         seconds = self._host.open(name, folder)
         logger.info("PopART compiled %s in %.1f s", name, seconds)
         self._inputs[name] = set(program.inputs)
-
-    def _read(self, parameter, rank):
-        if self._last[0] != (parameter.name, rank):
-            array = parameter.load(rank) if parameter.load else random_weight(parameter, rank)
-            self._last = (parameter.name, rank), array
-        return self._last[1]
-
-    def _create_states(self, states):
-        pass  # a program begins with zeros each time
 
     def _run_one(self, name, inputs):
         batches = self.batches_per_run
@@ -98,6 +72,7 @@ class PopartEngine(Engine):
         return {key: array.reshape(-1, *array.shape[2:]) for key, array in self._host.run(name, feeds).items()}
 
     def _free(self):
+        super()._free()
         self._host.close()
         self._folder.cleanup()
-        self._inputs, self._last = {}, (None, None)
+        self._inputs = {}

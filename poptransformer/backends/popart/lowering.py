@@ -17,8 +17,8 @@ from poptransformer.graph import Graph, Parameter, Value
 
 LOWERINGS: dict[str, Callable] = {}
 FAMILIES = (
-    "attention", "collective", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
-    "shape", "softmax", "token_shift", "wkv",
+    "attention", "collective", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope",
+    "sample", "shape", "softmax", "token_shift", "wkv",
 )  # fmt: skip
 
 

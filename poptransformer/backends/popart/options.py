@@ -90,7 +90,9 @@ class PopartOptions:
                 f"num_replicas={num_replicas}: IPUs come in powers of two, so backend popart wants 1, 2, 4, ... replicas"
             )
         if num_replicas > 1 and self.device in ("ipu_model", "cpu"):
-            raise UnsupportedError(f"num_replicas={num_replicas}: popart.device={self.device} has no replicas; use ipu or offline")
+            raise UnsupportedError(
+                f"num_replicas={num_replicas}: popart.device={self.device} has no replicas; use ipu or offline"
+            )
         if num_stages > 1 and self.device == "cpu":
             raise UnsupportedError(f"layers_per_device: popart.device=cpu is one device, not {num_stages}; use ipu_model")
         if self.enable_pipeline and num_stages == 1:

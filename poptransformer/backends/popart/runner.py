@@ -37,15 +37,13 @@ def import_popart():
     except ImportError as error:
         if "onnx" in sys.modules and "onnx" in str(error):
             raise PopartError(
-                "popart must be imported before onnx, which something in this process has imported already; let PopART run in a "
-                "process of its own: set popart.python to the interpreter that has the SDK"
-            )
-        raise PopartError(INSTALL.format(python=sys.executable) + " ({})".format(error))
+                "popart must be imported before onnx, which something in this process has imported already; let PopART run in "
+                "a process of its own: set popart.python to the interpreter that has the SDK"
+            ) from None
+        raise PopartError(f"{INSTALL.format(python=sys.executable)} ({error})") from None
     if not hasattr(popart, "InferenceSession"):
-        raise PopartError(
-            "the module popart at {} is not Graphcore's; ".format(getattr(popart, "__file__", "?"))
-            + INSTALL.format(python=sys.executable)
-        )
+        where = getattr(popart, "__file__", "?")
+        raise PopartError(f"the module popart at {where} is not Graphcore's; {INSTALL.format(python=sys.executable)}")
     return popart
 
 
@@ -134,7 +132,7 @@ def open_device(popart, wanted):
         return manager.createOfflineIPUDevice(opts={"numIPUs": count, "ipuVersion": wanted["ipu_version"]})
     device = manager.tryAcquireAvailableDevice(numIpus=count)
     if device is None:
-        raise PopartError("no {} IPUs are free; `gc-monitor` shows who has them, vipu creates partitions of that size".format(count))
+        raise PopartError(f"no {count} IPUs are free; `gc-monitor` shows who has them, vipu creates partitions of that size")
     return device
 
 
@@ -221,7 +219,7 @@ def greedy_feeds(options, ids, max_new):
     length = inputs["input_ids"]["shape"][1]
     steps = options["outputs"]["tokens"]["shape"][1]
     if not 1 <= len(ids) <= length + 1:
-        raise PopartError("the program takes prompts of 1 to {} tokens, given are {}".format(length + 1, len(ids)))
+        raise PopartError(f"the program takes prompts of 1 to {length + 1} tokens, given are {len(ids)}")
     first = (0,) * (len(batches) + 1)
     feeds["input_ids"][first][: len(ids) - 1] = ids[:-1]
     for name, number in (("num_tokens", len(ids) - 1), ("token", ids[-1]), ("max_new", min(max_new, steps))):
@@ -258,11 +256,11 @@ def main(arguments=None):
         outputs = session.run(feeds)
         seconds, count = time.time() - begin, int(outputs["num_new"][first])
         print("tokens:", outputs["tokens"][first][:count].tolist())
-        print("{:.3f} s for {} tokens, prefill and transfers included".format(seconds, count))
+        print(f"{seconds:.3f} s for {count} tokens, prefill and transfers included")
 
 
 if __name__ == "__main__":
     try:
         main()
     except PopartError as problem:
-        sys.exit("error: {}".format(problem))
+        sys.exit(f"error: {problem}")

@@ -38,9 +38,7 @@ def repetition_penalty(emitter, logits, seen, penalty):
         return logits
     factor = _column(emitter, penalty)
     is_positive = emitter.greater(logits, 0.0)
-    return emitter.where(
-        seen, emitter.where(is_positive, emitter.div(logits, factor), emitter.mul(logits, factor)), logits
-    )
+    return emitter.where(seen, emitter.where(is_positive, emitter.div(logits, factor), emitter.mul(logits, factor)), logits)
 
 
 @lowering("mark_tokens")
@@ -111,9 +109,7 @@ def _top_p_border(emitter, scaled, top, top_p, borders):
     def body(inner, step, carried):
         low, high = carried
         middle = inner.mul(inner.add(low, high), 0.5)
-        mass = inner.reduce(
-            "ReduceSum", inner.where(inner.greater_equal(scaled, middle), probability, 0.0), keepdims=True
-        )
+        mass = inner.reduce("ReduceSum", inner.where(inner.greater_equal(scaled, middle), probability, 0.0), keepdims=True)
         is_enough = inner.greater_equal(mass, wanted)
         low, high = inner.where(is_enough, middle, low), inner.where(is_enough, high, middle)
         return inner.constant(np.array(True)), [low, high]

@@ -11,7 +11,8 @@ from poptransformer.graph import Spec
 
 # TensorProto type numbers of the dtypes that reach an IPU; INT64 only as shapes, counts of TopK and trip counts of Loop.
 ONNX_TYPES = {
-    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "uint32": 12,
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+    "uint32": 12,
 }  # fmt: skip
 # PopART's own names of them, for attributes such as __output_type.
 POPART_TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int32": "INT32", "uint32": "UINT32", "bool": "BOOL"}
@@ -34,8 +35,11 @@ class Weight:
     load: Callable[[int], np.ndarray]
     is_cut: bool = False
 
+    def __post_init__(self):
+        self.shape, self.dtype = tuple(self.shape), np.dtype(self.dtype)
+
     def stored_shape(self, num_replicas: int) -> tuple[int, ...]:
-        """Shape of the initializer. With one replica nothing is added: PopART takes a dimension off only where there are more."""
+        """Shape of the initializer. One replica adds nothing: PopART takes a dimension off only where there are more."""
         return (num_replicas, *self.shape) if self.is_cut and num_replicas > 1 else self.shape
 
     def num_bytes(self, num_replicas: int) -> int:

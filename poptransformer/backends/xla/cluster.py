@@ -8,6 +8,7 @@ meet. Nothing is sent that Python would execute: a command is a word, a graph's 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import io
 import json
@@ -15,6 +16,7 @@ import logging
 import os
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -79,7 +81,29 @@ class Cluster:
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on; they end with the message."""
-        self.client.key_value_set(f"{PREFIX}/failed", f"process {self.index} of {self.size}: {error}", allow_overwrite=True)
+        text = f"process {self.index} of {self.size}: {str(error) or type(error).__name__}"
+        self.client.key_value_set(f"{PREFIX}/failed", text, allow_overwrite=True)
+        atexit.register(self._leave)  # before what JAX has registered, which would wait for the others, and abort
+
+    def _leave(self):
+        if self.leads:
+            time.sleep(2 * WATCH_S)  # the store is here: the others have to read it first
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    @contextlib.contextmanager
+    def failure_told(self):
+        """A `with` block whose errors the other processes are told of before they go on."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def channel(self) -> Channel:
+        """The commands of the next Session that is made."""
+        return Channel(self)
 
     def _watch(self):
         """End this process when another one fails: it may be waiting for that one inside a collective, where nothing else can
@@ -95,6 +119,7 @@ class Cluster:
             if not text.startswith(f"process {self.index} "):
                 sys.stderr.write(f"error: {text}\n")
                 sys.stderr.flush()
+                time.sleep(2 * WATCH_S)  # were the service gone before the others have looked, JAX would abort them
                 os._exit(1)
 
     def _stop_watching(self):
@@ -184,9 +209,7 @@ def _join(distributed):
         )  # fmt: skip
     except RuntimeError as error:
         raise UserError(f"distributed: {_first_line(error)}; open the distributed Session before anything else") from None
-    from jax._src import distributed as state  # the store has no public name
-
-    cluster = Cluster(state.global_state.client, process_id, num_processes)
+    cluster = Cluster(_jax_state().client, process_id, num_processes)
     logger.info("process %d of %d joined", cluster.index, cluster.size)
     return cluster
 
@@ -205,6 +228,12 @@ def _find(distributed):
             f"distributed={distributed!r}: no Slurm, Open MPI or Kubernetes started this process; give {', '.join(KEYS[:3])}"
         )
     return *found, settings["timeout_s"]
+
+
+def _jax_state():
+    from jax._src import distributed  # the store has no public name
+
+    return distributed.global_state
 
 
 def _first_line(error):

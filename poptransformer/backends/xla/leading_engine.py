@@ -17,12 +17,12 @@ class LeadingEngine(XlaEngine):
 
     def load(self, parameters, progress=None, stages_of=None):
         self._channel.announce("load")
-        with _failure_told(self._channel.cluster):
+        with self._channel.cluster.failure_told():
             super().load(parameters, progress, stages_of)
 
     def compile(self, name, graph):
         self._channel.announce("compile", name)
-        with _failure_told(self._channel.cluster):
+        with self._channel.cluster.failure_told():
             super().compile(name, graph)
 
     def _run_one(self, name, inputs):
@@ -49,7 +49,7 @@ def follow(engine: XlaEngine, channel: Channel, parameters, build_graph) -> None
       build_graph: (name) -> Graph.
     Raises: whatever goes wrong here; the other processes end with it, too.
     """
-    with _failure_told(channel.cluster):
+    with channel.cluster.failure_told():
         while (command := channel.next_command()).word != "close":
             if command.word == "load":
                 engine.load(parameters, stages_of=build_graph("decode").stages_of())
@@ -63,17 +63,3 @@ def follow(engine: XlaEngine, channel: Channel, parameters, build_graph) -> None
                 raise UserError(
                     f"process 0 says {command.word!r}, which this version does not know; run one version everywhere"
                 )
-
-
-class _failure_told:
-    """Tells the other processes of an error before it goes on."""
-
-    def __init__(self, cluster):
-        self._cluster = cluster
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if error is not None:
-            self._cluster.fail(error)
