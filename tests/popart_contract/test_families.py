@@ -25,6 +25,8 @@ FAMILIES = {
     "llama": (GOLDEN / "llama", ("llama",), [1, 1], [1, 0, 0, 1]),
     "rwkv": (GOLDEN / "rwkv", ("rwkv",), [2, 1], [1, 1, 1, 0]),
 }
+KIN = ["bloom", "chatglm3", "gemma", "gpt_neox", "mistral", "opt", "phi", "qwen2", "qwen3"]
+FAMILIES_AND_KIN = FAMILIES | {name: (GOLDEN / name, (name,), [2, 1] if name == "chatglm3" else [1, 1], None) for name in KIN}
 # layout -> replicas, stages, SDK
 LAYOUTS = {"one": (1, 1, "3.2.0"), "stages-2": (1, 2, "3.4.0"), "stages-4": (1, 4, "3.2.0"), "tp-2": (2, 1, "3.2.0"),
            "tp-4": (4, 1, "3.4.0"), "tp-2-stages-2": (2, 2, "3.4.0")}  # fmt: skip
@@ -37,7 +39,7 @@ FLOAT16 = {"rtol": 0, "atol": 0.04}
 def popart_session(family, layout="one", **more):
     """A Session of a family on the stand-in, and the machine it runs on."""
     replicas, stages, sdk = LAYOUTS[layout]
-    folder, _, two, four = FAMILIES[family]
+    folder, _, two, four = FAMILIES_AND_KIN[family]
     placed = {"num_replicas": replicas, "layers_per_device": {1: None, 2: two, 4: four}[stages]}
     with installed(sdk=sdk) as machine:
         with Session(folder, backend="popart", max_length=MAX_LENGTH, **{"batch_size": 2} | placed | more) as session:
@@ -48,8 +50,9 @@ def popart_session(family, layout="one", **more):
 @functools.cache
 def cases(family):
     """Two prompts of unequal length, and what Hugging Face (or the family's own code) generates after them."""
-    numbers = json.loads((GOLDEN / f"{FAMILIES[family][1][0]}.json").read_text(encoding="utf-8"))
-    for key in FAMILIES[family][1][1:]:
+    file, *keys = FAMILIES_AND_KIN[family][1]
+    numbers = json.loads((GOLDEN / f"{file}.json").read_text(encoding="utf-8"))
+    for key in keys:
         numbers = numbers[key]
     return [case for case in numbers["cases"] if len(case["prompt"]) < 18][:2]
 
@@ -88,6 +91,14 @@ def test_family(family, layout):
     check_placement(machine, *LAYOUTS[layout][:2], FAMILIES[family][2:])
 
 
+@pytest.mark.parametrize("family", KIN)
+def test_their_kin(family):
+    """What these add (slopes, windows, parallel blocks, tied heads) against the kept numbers, in the widest layout."""
+    with popart_session(family, "tp-2-stages-2") as (session, machine):
+        assert generate(session, family)[0] == [case["greedy"][:NUM_NEW] for case in cases(family)]
+    check_placement(machine, 2, 2, ([1, 1], None))
+
+
 def check_placement(machine, replicas, stages, layers):
     """The model that has run is spread as it was asked to be: embeddings are on the first IPU, the head on the last."""
     layers = {1: [1], 2: layers[0], 4: layers[1]}[stages]
@@ -108,10 +119,11 @@ def check_placement(machine, replicas, stages, layers):
         assert collectives and shared < stored / 10, "nearly all weights are cut"
 
 
+@pytest.mark.parametrize("layout", ["one", "tp-2-stages-2"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_in_float16(family):
+def test_logits_in_float16(family, layout):
     case = cases(family)[1]
-    with popart_session(family, precision="fp16", batch_size=1) as (session, machine):
+    with popart_session(family, layout, precision="fp16", batch_size=1) as (session, machine):
         found = session.logits(case["prompt"])
     kinds = {tensor.data_type for tensor in machine.sessions[-1]._program.view.proto.graph.initializer}
     assert 10 in kinds, "weights are FLOAT16"
