@@ -63,7 +63,7 @@ class Given:
       proto: the model, or its bytes, or a path.
       options: SessionOptions by name.
       device: kind and number of IPUs.
-      anchors: names, or name -> return type.
+      anchors: names, or name -> return type ("EveryN" with its period in a tuple).
       sdk: the version of the SDK.
       shapes: InputShapeInfo as name -> (type, shape).
     """
@@ -86,7 +86,8 @@ class Given:
         for key, (kind, shape) in self.shapes.items():
             shapes.add(key, popart.TensorInfo(kind, shape))
         anchors = self.anchors if isinstance(self.anchors, dict) else dict.fromkeys(self.anchors, "All")
-        flow = popart.DataFlow(self.batches, {key: popart.AnchorReturnType(kind) for key, kind in anchors.items()})
+        kinds = {key: (kind,) if isinstance(kind, str) else kind for key, kind in anchors.items()}
+        flow = popart.DataFlow(self.batches, {key: popart.AnchorReturnType(*kind) for key, kind in kinds.items()})
         proto = self.proto.SerializeToString() if isinstance(self.proto, onnx.ModelProto) else self.proto
         return popart.InferenceSession(
             fnModel=proto, dataFlow=flow, deviceInfo=device(*self.device), inputShapeInfo=shapes, userOptions=options, name=name

@@ -195,6 +195,16 @@ def test_options_that_are_none_raise():
         options.batchSerializationSettings  # noqa: B018
 
 
+def test_options_that_came_after_3_2(machine):
+    import popart
+
+    options = popart.SessionOptions()
+    options.stashAllTensorsInferencePipeline = True
+    machine.sdk = "3.2.0"
+    with pytest.raises(AttributeError, match="stashAll"):
+        options.stashAllTensorsInferencePipeline = True
+
+
 def test_dict_options_are_copies_that_write_items_back():
     import popart
 
@@ -271,6 +281,12 @@ def test_the_cache_does_not_see_values():
 
     assert run_with(1, "one") == 2 and run_with(5, "one") == 2, "the second run took the first one's constants"
     assert run_with(5, "two") == 6 and len(os.listdir("one")) == 1
+
+
+def test_only_programs_for_ipus_are_cached():
+    for kind in ("Cpu", "IpuModel"):
+        Given(ADD.proto, {"enableEngineCaching": True, "cachePath": "cache"}, (kind, 1)).run(x=X)
+    assert not os.path.exists("cache")
 
 
 def test_an_executable_can_be_loaded():

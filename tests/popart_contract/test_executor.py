@@ -113,10 +113,13 @@ def test_one_replica_keeps_the_leading_dimension():
 
 
 def test_streams_and_anchors_have_batches_and_replicas():
-    """[batches, replicas, ...]; a sum adds up the batches, Final is the last."""
-    made = model([node("Add", "x x", "y"), node("Mul", "x x", "z"), node("Sub", "x y", "w")], [value("x", FLOAT, (5,))])
-    fed = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
-    results = Given(made, batches=3, anchors={"y": "All", "z": "Sum", "w": "Final"}, **replicated(2)).run(x=fed)
+    """[batches, replicas, ...]; a sum adds up the batches, Final is the last, EveryN each N-th."""
+    nodes = [node("Add", "x x", "y"), node("Mul", "x x", "z"), node("Sub", "x y", "w"), node("Neg", "x", "v")]
+    made = model(nodes, [value("x", FLOAT, (5,))])
+    fed = np.arange(40, dtype=np.float32).reshape(4, 2, 5)
+    anchors = {"y": "All", "z": "Sum", "w": "Final", "v": ("EveryN", 2)}
+    results = Given(made, batches=4, anchors=anchors, **replicated(2)).run(x=fed)
+    assert_close(results["v"], -fed[1::2])
     assert_close(results["y"], 2 * fed)
     assert_close(results["z"], (fed**2).sum(0))
     assert_close(results["w"], -fed[-1])

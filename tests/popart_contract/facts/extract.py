@@ -28,6 +28,18 @@ NAMES = (
     "getLogger", "Logger", "versionString", "versionNumber", "packageHash", "popart_exception", "popart_runtime_error",
     "poplar_exception", "poplibs_exception", "OutOfMemoryException",
 )  # fmt: skip
+KEPT = (
+    "init",
+    "init_types",
+    "methods",
+    "method_types",
+    "arg_types",
+    "defaults",
+    "values",
+    "bases",
+    "readonly",
+    "absent_in_3_2",
+)
 OPSETS = ("10", "11")
 DOMAINS = ("ai.onnx", "ai.graphcore")
 # What is declared otherwise than it is read; the notes beside the operators say so.
@@ -55,7 +67,7 @@ def source(described):
 def binding(described):
     """One name of the Python package, without what is private or empty."""
     kept = {"kind": described["kind"]}
-    for key in ("init", "init_types", "methods", "method_types", "arg_types", "defaults", "values", "bases", "readonly"):
+    for key in KEPT:
         if described.get(key):
             kept[key] = described[key]
     attributes = {name: kind for name, kind in described["attributes"].items() if not name.startswith("_")}

@@ -14,6 +14,7 @@ import types
 import numpy as np
 from popart_contract.standin.errors import popart_exception
 from popart_contract.standin.facts import API
+from popart_contract.standin.machine import MACHINE
 
 NAMESPACE: dict = {}  # what defaults are evaluated in: the names made so far, and `popart.NAME` for each of them
 _POSITIONAL_ONLY = {"TensorInfo"}  # beside arguments called argN
@@ -55,6 +56,11 @@ def fits(kind: str, value) -> bool:
 def default_value(text: str):
     """The value of a default as the tables write it, for example `SyncPattern.Full`."""
     return eval(text, {"__builtins__": {"set": set}}, NAMESPACE)
+
+
+def is_absent(name: str, attribute: str) -> bool:
+    """Whether the SDK of the machine is 3.2 and has no such attribute."""
+    return MACHINE.is_3_2 and attribute in API[name].get("absent_in_3_2", {}).get("attributes", ())
 
 
 def match(name, overloads, types_of, args, kwargs) -> dict:
@@ -106,7 +112,7 @@ def bound(name: str):
         def __setattr__(self, key, value):
             if key.startswith("_"):
                 return object.__setattr__(self, key, value)
-            if key not in attributes:
+            if key not in attributes or is_absent(name, key):
                 raise AttributeError(f"popart.{name} has no attribute {key!r}")
             if key in known.get("readonly", ()):
                 raise AttributeError(f"popart.{name}.{key} cannot be set")

@@ -10,6 +10,7 @@ from collections import ChainMap
 import numpy as np
 from popart_contract.standin.errors import popart_runtime_error
 from popart_contract.standin.kernels import COLLECTIVES, compute
+from popart_contract.standin.machine import MACHINE
 
 
 def run_graph(graph, values: ChainMap, replicas: int) -> None:
@@ -44,14 +45,15 @@ def _run_loop(node, inputs, values, replicas):
     trips, condition, carried = inputs[0], inputs[1], list(inputs[2:])
     most, kept = int(np.reshape(trips[0], ())), len(carried)
     scans = [[] for _ in node.body_results[1 + kept :]]
-    for step in range(most):
-        if not _agreed(node, condition):
-            break
+    step = 0
+    while step < most and _agreed(node, condition):
         number = np.full(trips[0].shape, step, trips[0].dtype)
         condition, *results = _run_body(node.bodies[0], [[number] * replicas, condition, *carried], values, replicas)
         carried = results[:kept]
         for scan, result in zip(scans, results[kept:], strict=True):
             scan.append(result)
+        step += 1
+    MACHINE.loop_steps.append((node.place, step))
     return carried + [
         _stacked(scan, most, like, replicas) for scan, like in zip(scans, node.body_results[1 + kept :], strict=True)
     ]

@@ -14,6 +14,7 @@ class Machine:
       num_ipus: IPUs on the host, given out in sets of a power of two.
       proto_limit: bytes that protobuf can parse; a test lowers it.
       attached: IPUs that devices hold.
+      loop_steps: (place of a Loop, steps that it made) in the order in which loops ended.
       sessions: every InferenceSession made, for tests that look inside.
     """
 
@@ -21,6 +22,7 @@ class Machine:
     num_ipus: int = 16
     proto_limit: int = 2**31 - 1
     attached: int = 0
+    loop_steps: list = dataclasses.field(default_factory=list)
     sessions: list = dataclasses.field(default_factory=list)
 
     @property

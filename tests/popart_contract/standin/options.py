@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 
-from popart_contract.standin.binding import NAMESPACE, NotModelled, bound, default_value
+from popart_contract.standin.binding import NAMESPACE, NotModelled, bound, default_value, is_absent
 from popart_contract.standin.errors import popart_exception
 from popart_contract.standin.facts import API
 
@@ -64,7 +64,7 @@ class SessionOptions:
     def __getattribute__(self, name):
         if name.startswith("_") or name in API["SessionOptions"]["methods"]:
             return object.__getattribute__(self, name)
-        if name not in API["SessionOptions"]["attributes"]:
+        if name not in API["SessionOptions"]["attributes"] or is_absent("SessionOptions", name):
             raise AttributeError(f"popart.SessionOptions has no attribute {name!r}")
         values = object.__getattribute__(self, "_values")
         if name not in values:
