@@ -274,6 +274,21 @@ class Session:
             return build(*arguments, is_fresh=True)
         return build(*arguments)
 
+    def write_program(self, name: str, folder) -> None:
+        """Write a graph as a folder that another host compiles, where the backend is a writer of programs: see `export`.
+
+        Raises: UserError if the program does not fit the devices it is for, or the folder cannot be written.
+        """
+        if name.startswith("generate"):
+            self._engine.check_fits(self.model, self.layers_per_device, int(name.split("_")[1]))
+        graph = self.graph(name)
+        generation = {"eos_token_ids": list(self.eos_token_ids), "is_stepwise": self._is_stepwise}
+        parameters = [parameter for parameter, _ in graph.parameters.values()]
+        with self._lock, self._progress.loading(sum(parameter.spec.num_bytes for parameter in parameters)) as tick:
+            self._engine.write(
+                graph, folder, is_portable=True, generation=generation, progress=lambda weight: tick(weight.num_bytes(1))
+            )
+
     @property
     def leads(self) -> bool:
         """Whether this process may generate: True but for the processes of a cluster after the first, which `follow`."""
@@ -470,6 +485,8 @@ class Session:
 
     def _prepare(self, name):
         """Load the weights and compile a graph, if that has not been done."""
+        if name.startswith("generate") and name not in self._engine.graphs:
+            self._engine.check_fits(self.model, self.layers_per_device, int(name.split("_")[1]))
         self._load()
         if name not in self._engine.graphs:
             with self._timed("compile", f"compiled {name}"), self._progress.compiling(name):

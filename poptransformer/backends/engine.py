@@ -69,6 +69,10 @@ class Engine(abc.ABC):
         """Refuse dtypes that the backend does not have. Raises: UnsupportedError."""
         return None
 
+    def check_fits(self, model, layers_per_device, num_prefill: int) -> None:
+        """Refuse a `generate` graph that the devices cannot hold, where the backend can tell before. Raises: UserError."""
+        return None
+
     def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:
         """Put weights on the device, one at a time.
 

@@ -218,6 +218,8 @@ def greedy_feeds(options, ids, max_new):
             feeds[name][...] = 1
     length = inputs["input_ids"]["shape"][1]
     steps = options["outputs"]["tokens"]["shape"][1]
+    if options["generation"]["is_stepwise"]:  # the outputs have the prompt's steps as well
+        steps -= length
     if not 1 <= len(ids) <= length + 1:
         raise PopartError(f"the program takes prompts of 1 to {length + 1} tokens, given are {len(ids)}")
     first = (0,) * (len(batches) + 1)
@@ -255,7 +257,8 @@ def main(arguments=None):
         begin = time.time()
         outputs = session.run(feeds)
         seconds, count = time.time() - begin, int(outputs["num_new"][first])
-        print("tokens:", outputs["tokens"][first][:count].tolist())
+        start = int(feeds["num_tokens"][first]) if session.options["generation"]["is_stepwise"] else 0
+        print("tokens:", outputs["tokens"][first][start : start + count].tolist())
         print(f"{seconds:.3f} s for {count} tokens, prefill and transfers included")
 
 

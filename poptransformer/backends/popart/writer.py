@@ -6,6 +6,7 @@ import pathlib
 
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.popart.folder import write_folder
+from poptransformer.backends.popart.memory import check_fits
 from poptransformer.backends.popart.options import PopartOptions
 from poptransformer.backends.popart.program import Program, build_program
 from poptransformer.errors import UnsupportedError
@@ -45,6 +46,11 @@ class ProgramWriter(Engine):
             raise UnsupportedError(
                 "backend popart has no bfloat16 (has float32, float16); set precision (and kv_cache) to fp16 or fp32"
             )
+
+    def check_fits(self, model, layers_per_device, num_prefill):
+        if self.options.check_memory and self.options.device in ("ipu", "offline"):
+            is_stepwise = self.is_stepwise and not model.needs_whole_prompt
+            check_fits(model, layers_per_device, num_prefill, is_stepwise, self.options.ipu_version)
 
     def write(self, graph, folder, **how) -> Program:
         """Write a graph's program into a folder; `how` as for write_folder. Raises: UserError."""
