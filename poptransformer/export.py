@@ -1,6 +1,6 @@
 """Write a model as a folder that another host compiles: python -m poptransformer.export --model M --backend popart --out folder
 
-The folder has the ONNX model, its weights, the session's options, and a script that needs the Poplar SDK alone. --check looks at
+The folder has the ONNX model, its weights, the options, and a script that needs the Poplar SDK alone. --check looks at
 a folder without the SDK. docs/ipu.md says what to do with it.
 """
 
