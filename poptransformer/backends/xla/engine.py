@@ -135,7 +135,7 @@ class XlaEngine(Engine):
             self._states[state.name] = group.zeros(state.spec, state.is_cut)
 
     def _run_one(self, name, inputs):
-        outputs, states = self._programs[name].run(self._parameters, self._states, inputs)
+        outputs, states = self._programs[name](self._parameters, self._states, inputs)
         self._states |= states
         if not outputs:
             jax.block_until_ready(states)

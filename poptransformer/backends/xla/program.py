@@ -1,6 +1,6 @@
 """Programs: a graph, compiled for the device group that runs it, or for several groups one after the other.
 
-Both kinds are called alike: `run(parameters, states, inputs) -> (outputs, updated states)`, with parameters as name ->
+Both kinds are called alike: `program(parameters, states, inputs) -> (outputs, updated states)`, with parameters as name ->
 {stage: array} and states by name.
 """
 
@@ -46,7 +46,7 @@ class Program:
         abstract = jax.tree.map(lambda value: group.abstract(value.spec, value in differing), arguments)
         self._program = uninterrupted(jitted.lower(*abstract).compile)
 
-    def run(self, parameters, states, inputs):
+    def __call__(self, parameters, states, inputs):
         """See the module's docstring; the states that the graph updates are overwritten."""
         graph = self.graph
         updated, kept = _split_states(graph)
@@ -56,6 +56,10 @@ class Program:
             {key: states[key] for key in kept},
             {key: self._group.put(array) for key, array in inputs.items()},
         )
+
+    def as_text(self) -> str:
+        """The compiled program in XLA's language."""
+        return self._program.as_text()
 
 
 def _split_states(graph):

@@ -51,7 +51,7 @@ class HostLoop:
 
 
 class StagedProgram:
-    """See the module's docstring; `run` is that of Program."""
+    """See the module's docstring; called as Program is."""
 
     def __init__(self, graph, groups, context):
         self.graph, self._groups, self._context = graph, groups, context
@@ -115,8 +115,8 @@ class StagedProgram:
 
     # ---- run
 
-    def run(self, parameters, states, inputs):
-        """See Program.run."""
+    def __call__(self, parameters, states, inputs):
+        """See Program."""
         graph = self.graph
         values = {value: dict(parameters[key]) for key, (_, value) in graph.parameters.items()}
         values |= {value: {_home(states[key], self._groups): states[key]} for key, (_, value) in graph.states.items()}
