@@ -20,7 +20,7 @@ def attention(emitter, query, key, value, k_cache, v_cache, cache_len, num_token
     dtype = k_cache.dtype
     is_token = _is_token(emitter, num_tokens, num_new)  # [B, T]
     key, value = (emitter.transpose(emitter.cast(new, dtype), (0, 2, 1, 3)) for new in (key, value))  # [B, K, T, H]
-    if cache_len.is_constant(0) and num_new <= capacity:
+    if cache_len.is_constant(0) and k_cache.is_zero_state and num_new <= capacity:
         is_new = emitter.reshape(is_token, (num_rows, 1, num_new, 1))
         keys, values = (emitter.where(is_new, new, 0) for new in (key, value))
         k_cache, v_cache = (emitter.pad_end(new, capacity, axis=2) for new in (keys, values))

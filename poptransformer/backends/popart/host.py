@@ -25,6 +25,11 @@ class LocalHost:
     def version(self) -> str:
         return self._popart.versionString()
 
+    def devices(self) -> dict[str, int]:
+        """How many devices of each kind there are."""
+        with _as_user_errors(self._popart):
+            return runner.list_devices(self._popart)
+
     def open(self, name: str, folder) -> float:
         """Compile a program's folder under a name; gives the seconds it took."""
         with _as_user_errors(self._popart):
@@ -64,6 +69,10 @@ class WorkerHost:
         except BaseException:
             self.close()
             raise
+
+    def devices(self) -> dict[str, int]:
+        """How many devices of each kind there are."""
+        return self._ask({"do": "devices"})[0]["devices"]
 
     def open(self, name: str, folder) -> float:
         """Compile a program's folder under a name; gives the seconds it took."""

@@ -20,8 +20,9 @@ import time
 
 FORMAT = 1  # of options.json
 INSTALL = (
-    "the Poplar SDK is not active in {python}: get it from Graphcore, install its popart wheel into that Python and run "
-    "`source <sdk>/enable` (or poplar*/enable.sh and popart*/enable.sh) before; `pip install popart` installs something else. "
+    "the Poplar SDK is not active in {python}: get it from Graphcore (https://www.graphcore.ai/downloads), unpack it, and in "
+    "this shell run `source <sdk>/poplar-*/enable.sh` and `source <sdk>/popart-*/enable.sh` (SDK 3.x also has `source "
+    "<sdk>/enable`); `pip install popart` installs something else. If the SDK wants another Python, name that: popart.python. "
     "See docs/ipu.md"
 )
 
@@ -55,6 +56,8 @@ class Session:
       device: a device that is open already, or None to open the one that options.json asks for.
     """
 
+    _loaded = None  # whose program is on the device: several share one, and take turns
+
     def __init__(self, folder, device=None, kind=None):
         popart = import_popart()
         self.popart = popart
@@ -80,6 +83,7 @@ class Session:
         if not self.is_offline:
             self.session.weightsFromHost()
             self.anchors = self.session.initAnchorArrays()
+            Session._loaded = self
         self.compile_seconds = time.time() - begin
 
     def _session_options(self):
@@ -102,6 +106,10 @@ class Session:
         if self.is_offline:
             raise PopartError("popart.device=offline compiles only; to run choose ipu, or ipu_model")
         feeds = {name: np.array(feeds[name], spec["dtype"], order="C") for name, spec in self.options["inputs"].items()}
+        if Session._loaded is not self:
+            self.session.loadEngineAndConnectStreams()
+            self.session.weightsFromHost()
+            Session._loaded = self
         self.session.run(self.popart.PyStepIO(feeds, self.anchors))
         batches, replicas = self.options["batches_per_step"], self.options["num_replicas"]
         outputs = {}
@@ -110,6 +118,11 @@ class Session:
             outputs[name] = np.array(found if batches > 1 else found[0])
         return outputs
 
+    def read_tokens(self, feeds, outputs, row):
+        """The new tokens of a row."""
+        start = int(feeds["num_tokens"][row]) if self.options["generation"]["is_stepwise"] else 0
+        return outputs["tokens"][row][start : start + int(outputs["num_new"][row])].tolist()
+
     def export(self, path):
         """Write the executable, for hosts that load it in place of compiling."""
         self.session.compileAndExport(path)
@@ -117,8 +130,19 @@ class Session:
     def close(self):
         """Give the device back."""
         self.session = None
+        if Session._loaded is self:
+            Session._loaded = None
         if not self.is_offline and self.options["device"]["kind"] == "ipu":
             self.device.detach()
+
+
+def list_devices(popart):
+    """How many devices of each kind there are: {"Ipu with 1 IPU": 4}."""
+    found = {}
+    for device in popart.DeviceManager().enumerateDevices():
+        kind = "{} {}".format(str(device.type).rpartition(".")[2], device.ipuVersion).strip()
+        found[kind] = found.get(kind, 0) + 1
+    return found
 
 
 def open_device(popart, wanted):
@@ -162,6 +186,8 @@ def serve(requests, answers):
             if request["do"] == "version":
                 popart = import_popart()
                 result = {"version": popart.versionString(), "python": sys.version.split()[0]}
+            elif request["do"] == "devices":
+                result = {"devices": list_devices(import_popart())}
             elif request["do"] == "open":
                 session = Session(request["folder"], device)
                 device = sessions[request["name"]] = session
@@ -257,8 +283,7 @@ def main(arguments=None):
         begin = time.time()
         outputs = session.run(feeds)
         seconds, count = time.time() - begin, int(outputs["num_new"][first])
-        start = int(feeds["num_tokens"][first]) if session.options["generation"]["is_stepwise"] else 0
-        print("tokens:", outputs["tokens"][first][start : start + count].tolist())
+        print("tokens:", session.read_tokens(feeds, outputs, first))
         print(f"{seconds:.3f} s for {count} tokens, prefill and transfers included")
 
 

@@ -46,6 +46,9 @@ def wkv(emitter, key, value, time_decay, time_first, wkv_state, cache_len, num_t
         outs = emitter.zeros(key.shape, np.float32)
         *state, out = emitter.loop(num_new, emitter.constant(np.array(True)), [*state, outs], body)
     state = emitter.concat([emitter.reshape(part, (num_rows, 1, width)) for part in state], 1)
+    if not wkv_state.is_zero_state:
+        has_new = emitter.greater(emitter.reshape(num_tokens, (num_rows, 1, 1)), 0)
+        state = emitter.where(has_new, state, wkv_state)
     return emitter.cast(out, key.dtype), state
 
 
