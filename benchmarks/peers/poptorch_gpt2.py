@@ -13,8 +13,9 @@ import sys
 import time
 
 MISSING = (
-    "poptorch baseline skipped: {what} is not installed in {python}. It comes with the Poplar SDK: source its poplar-*/enable.sh, "
-    "install its poptorch wheel (pip install <sdk>/poptorch-*.whl) and transformers, and run this again on an IPU host."
+    "poptorch baseline skipped: {what} is not installed in {python}. It comes with the Poplar SDK: source its "
+    "poplar-*/enable.sh, install its poptorch wheel (pip install <sdk>/poptorch-*.whl) and transformers, and run this again on "
+    "an IPU host."
 )
 
 
@@ -75,10 +76,9 @@ def main():
     print(f"compiled in {time.perf_counter() - begin:.1f} s")
     generate()  # warms up
     samples = [generate() for _ in range(arguments.rounds)]
-    print(
-        f"poptorch {poptorch.__version__}, {arguments.model}, {arguments.precision}, batch {arguments.batch_size}, rows of {length}: "
-        f"{statistics.median(samples):.2f} ms/token (median of {len(samples)}; {min(samples):.2f} to {max(samples):.2f})"
-    )
+    spread = f"median of {len(samples)}; {min(samples):.2f} to {max(samples):.2f}"
+    what = f"{arguments.model}, {arguments.precision}, batch {arguments.batch_size}, rows of {length}"
+    print(f"poptorch {poptorch.__version__}, {what}: {statistics.median(samples):.2f} ms/token ({spread})")
 
 
 if __name__ == "__main__":

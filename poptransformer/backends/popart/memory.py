@@ -6,9 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from poptransformer.errors import UserError
-from poptransformer.planning.devices import find_device
-from poptransformer.planning.footprint import Footprint, measure
-from poptransformer.planning.stages import plan_stages
 
 _DEVICES = {"ipu2": "mk2", "ipu21": "c600"}  # Bow has the memory of Mk2
 
@@ -23,6 +20,11 @@ def check_fits(model, layers_per_device: Sequence[int], num_prefill: int, is_ste
       is_stepwise: whether prompts go through the decode loop.
     Raises: UserError with the sizes, and the smallest number of IPUs that fits.
     """
+    # Planning stands above the backends; only who wants to know asks it.
+    from poptransformer.planning.devices import find_device
+    from poptransformer.planning.footprint import measure
+    from poptransformer.planning.stages import plan_stages
+
     device = find_device(_DEVICES[ipu_version])
     footprint = measure(model, 1 if is_stepwise else num_prefill, device.unpacks)
     hint = "popart.check_memory=false tries it all the same"
@@ -35,7 +37,7 @@ def check_fits(model, layers_per_device: Sequence[int], num_prefill: int, is_ste
         raise UserError(f"{error} ({hint})") from None
 
 
-def _weights_twice(footprint: Footprint) -> Footprint:
+def _weights_twice(footprint):
     """A Loop's body has weights of its own: PopART copies what it takes from the graph around."""
 
     def twice(part):

@@ -245,16 +245,7 @@ def test_arguments_that_cannot_be_used(tmp_path, capsys, more, told):
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_written(tmp_path):
     """GPT-2 XL has 3.1 GB in float16: with the prompt's pass apart more than one IPU, whatever the cache."""
-    config = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": 1600,
-        "n_layer": 48,
-        "n_head": 25,
-        "vocab_size": 50257,
-    }
-    from poptransformer.backends.popart.writer import ProgramWriter
-
+    config = find_shape("gpt2-xl").config
     for options, told in (({}, "weights count twice"), ({"prefill": "stepwise"}, "popart.check_memory=false tries it")):
         with Session(config, backend=ProgramWriter(options), precision="fp16", max_length=64, random_weights=True) as session:
             with pytest.raises(UserError, match=r"does not fit mk2.*smallest number that fits") as caught:
@@ -263,7 +254,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_written(tmp_path):
 
 
 def test_the_table_of_operators_is_popart_s():
-    """Every operator is in the facts for the opset that programs have, with these attributes and their types, and in SDK 3.2."""
+    """Every operator is in the facts for the opset of programs, with these attributes and their types, and in SDK 3.2."""
     for domain, table in operators.TABLE.items():
         name = domain or "ai.onnx"
         for kind, attributes in table.items():
