@@ -294,7 +294,7 @@ class Graph:
             value
             for node in self.walk()
             for place, value in enumerate(node.inputs)
-            if value is not None and not (node.op == "gather" and place == 0)
+            if value is not None and not (node.op in ("gather", "packed_gather") and place == 0)
         }
         return sum(parameter.spec.num_bytes for parameter, value in self.parameters.values() if value in read)
 

@@ -11,6 +11,7 @@ import pytest
 import poptransformer
 from poptransformer import UserError, ops
 from poptransformer.graph import Graph, Parameter, Spec, State, Value, bfloat16
+from poptransformer.packing import Packing
 
 f32, i32 = np.dtype(np.float32), np.dtype(np.int32)
 
@@ -165,7 +166,9 @@ def test_what_depends_on_the_outside_alone_is_computed_outside():
 def test_bytes_read():
     """Each weight once, however often it is used; tables that are only looked up do not count, tied ones do."""
     graph = Graph("bytes")
-    ids = graph.input("ids", (3,), i32)
+    ids, packing = graph.input("ids", (3,), i32), Packing("int8", 32, 10, 4)
+    packed = graph.parameter(Parameter("packed", packing.shape, np.dtype(np.uint8), packing=packing))
+    ops.packed_gather(packed, ids, packing, f32)
     table, weight = (graph.parameter(Parameter(name, (10, 4), dtype)) for name, dtype in (("wte", f32), ("head", bfloat16)))
     graph.parameter(Parameter("unused", (100, 100), f32))
     x = ops.gather(table, ids)
