@@ -4,6 +4,7 @@ programs that are broken in one place.
 
 import contextlib
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -17,7 +18,7 @@ from popart_contract.standin.module import installed
 from session_cases import CASES, DICT, MIXED, generate_rows, ids
 from tolerance import assert_close
 
-from poptransformer import Session
+from poptransformer import Session, export
 from poptransformer.errors import UnsupportedError, UserError
 
 ON_PATH = REPOSITORY / "tests" / "popart_contract" / "on_path"
@@ -187,6 +188,31 @@ def test_popart_in_a_process_of_its_own(tiny, monkeypatch):
     with on_popart(tiny, {"python": sys.executable}, num_replicas=32) as session:
         with pytest.raises(UserError, match="no 32 IPUs are free"):
             greedy(session)
+
+
+@pytest.mark.parametrize("prefill", ["whole", "stepwise"])
+def test_an_exported_folder_runs_by_itself(tiny, machine, prefill):
+    """On a host with the SDK alone: nothing of this package is on the path there."""
+    arguments = [
+        "--model",
+        str(tiny),
+        "--out",
+        "ipu",
+        "--precision",
+        "fp32",
+        "--num-replicas",
+        "2",
+        "--layers-per-device",
+        "2,1",
+    ]
+    arguments += ["--max-length", "40", "--prompt-length", "20", "--option", f"prefill={prefill}"]
+    assert export.main(arguments) == 0 and export.main(["--check", "ipu"]) == 0
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ON_PATH, ON_PATH.parents[1])))}
+    command = [sys.executable, "ipu/run_popart.py", "--ids", ",".join(map(str, PROMPTS[0])), "--max-new", "6"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0, found.stderr
+    assert f"tokens: {GREEDY[0]}" in found.stdout
+    assert sorted(os.listdir("ipu")) == ["model.onnx", "options.json", "run_popart.py", "weights.bin"]
 
 
 # ---- real programs, broken in one place: the rules find it there too

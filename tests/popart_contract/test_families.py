@@ -27,9 +27,16 @@ FAMILIES = {
 }
 KIN = ["bloom", "chatglm3", "gemma", "gpt_neox", "mistral", "opt", "phi", "qwen2", "qwen3"]
 FAMILIES_AND_KIN = FAMILIES | {name: (GOLDEN / name, (name,), [2, 1] if name == "chatglm3" else [1, 1], None) for name in KIN}
-# layout -> replicas, stages, SDK
-LAYOUTS = {"one": (1, 1, "3.2.0"), "stages-2": (1, 2, "3.4.0"), "stages-4": (1, 4, "3.2.0"), "tp-2": (2, 1, "3.2.0"),
-           "tp-4": (4, 1, "3.4.0"), "tp-2-stages-2": (2, 2, "3.4.0")}  # fmt: skip
+# layout -> replicas, stages, SDK, options
+LAYOUTS = {
+    "one": (1, 1, "3.2.0", {}),
+    "stages-2": (1, 2, "3.4.0", {}),
+    "stages-4": (1, 4, "3.2.0", {}),
+    "tp-2": (2, 1, "3.2.0", {}),
+    "tp-4": (4, 1, "3.4.0", {}),
+    "tp-2-stages-2": (2, 2, "3.4.0", {}),
+    "stepwise": (1, 2, "3.4.0", {"prefill": "stepwise"}),
+}
 FLOAT32 = {"rtol": 0, "atol": 1e-4}  # logits of deviation 1 to 8, as in tests/parity.py
 # Logits in float16, of deviation 1 to 5, against float32; worst seen: 0.018 in Llama.
 FLOAT16 = {"rtol": 0, "atol": 0.04}
@@ -38,9 +45,9 @@ FLOAT16 = {"rtol": 0, "atol": 0.04}
 @contextlib.contextmanager
 def popart_session(family, layout="one", **more):
     """A Session of a family on the stand-in, and the machine it runs on."""
-    replicas, stages, sdk = LAYOUTS[layout]
+    replicas, stages, sdk, options = LAYOUTS[layout]
     folder, _, two, four = FAMILIES_AND_KIN[family]
-    placed = {"num_replicas": replicas, "layers_per_device": {1: None, 2: two, 4: four}[stages]}
+    placed = {"popart": options, "num_replicas": replicas, "layers_per_device": {1: None, 2: two, 4: four}[stages]}
     with installed(sdk=sdk) as machine:
         with Session(folder, backend="popart", max_length=MAX_LENGTH, **{"batch_size": 2} | placed | more) as session:
             yield session, machine
