@@ -412,16 +412,13 @@ class Emitter:
     # ---- replicas
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over all replicas."""
-        attributes = {"__collectiveOperator": 0, "__collectiveReplicaGrouping": [self.num_replicas, 1, self.num_replicas]}
-        return self.node("ReplicatedAllReduce", [x], [x.spec], GRAPHCORE, **attributes)[0]
+        """Sum over all replicas: what the op does unless attributes say something else, which SDKs spell differently."""
+        return self.node("ReplicatedAllReduce", [x], [x.spec], GRAPHCORE)[0]
 
     def all_gather(self, x: Tensor) -> Tensor:
         """All replicas' tensors: [R, ...]. PopART's op gives one axis, replica after replica."""
-        grouping = [self.num_replicas, 1, self.num_replicas]
         size = self.num_replicas * int(np.prod(x.shape, dtype=np.int64))
-        attributes = {"__collectiveReplicaGrouping": grouping}
-        (flat,) = self.node("ReplicatedAllGather", [x], [Spec((size,), x.dtype)], GRAPHCORE, **attributes)
+        (flat,) = self.node("ReplicatedAllGather", [x], [Spec((size,), x.dtype)], GRAPHCORE)
         return self.reshape(flat, (self.num_replicas, *x.shape))
 
     # ---- loops

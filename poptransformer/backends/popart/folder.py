@@ -44,6 +44,7 @@ def write_folder(
         (folder / MODEL_FILE).write_bytes(program.model.SerializeToString())
         described = describe(program, options, digest, has_packed_weights, cache_folder)
         described |= {"weights": {WEIGHTS_FILE: program.weight_bytes} if is_beside else {}, "generation": generation}
+        described["is_portable"] = is_portable  # external weights are then named relative to the folder
         (folder / OPTIONS_FILE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
         if is_portable:
             shutil.copyfile(runner.__file__, folder / SCRIPT)

@@ -99,7 +99,9 @@ class WorkerHost:
         except (OSError, ValueError):
             answer, outputs = None, {}
         if answer is None:
-            status = self._process.poll()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=5)
+            status = self._process.returncode
             raise UserError(
                 f"popart.python={self._python}: the process of PopART has ended (status {status}); what it wrote is above"
             )

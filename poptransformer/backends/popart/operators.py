@@ -25,7 +25,7 @@ GRAPHCORE = {
 }  # fmt: skip
 ANNOTATIONS = {
     "__ipu_number": "INT", "__pipeline_stage": "INT", "__outline": "STRINGS", "__partials_type": "STRING",
-    "__output_type": "STRING", "__collectiveOperator": "INT", "__collectiveReplicaGrouping": "INTS",
+    "__output_type": "STRING",
 }  # fmt: skip
 TABLE = {"": ONNX, "ai.graphcore": GRAPHCORE}
 

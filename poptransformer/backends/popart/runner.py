@@ -70,9 +70,10 @@ class Session:
         self.device = device or open_device(popart, self.options["device"])
         anchors = {name: popart.AnchorReturnType("All") for name in self.options["anchors"]}
         begin = time.time()
-        with _inside(folder) if self.options["weights"] else contextlib.nullcontext():
+        folder = os.path.abspath(folder)
+        with _inside(folder) if self.options["is_portable"] else contextlib.nullcontext():
             self.session = popart.InferenceSession(
-                fnModel=self.options["model"] if self.options["weights"] else os.path.join(folder, self.options["model"]),
+                fnModel=os.path.join(folder, self.options["model"]),
                 dataFlow=popart.DataFlow(self.options["batches_per_step"], anchors),
                 deviceInfo=self.device,
                 userOptions=self._session_options(),

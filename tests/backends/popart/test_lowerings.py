@@ -258,7 +258,7 @@ def each_case():
                 yield pytest.param(name, dtype, id=f"{name}-{dtype.__name__}")
 
 
-@pytest.mark.parametrize(("name", "dtype"), each_case())
+@pytest.mark.parametrize(("name", "dtype"), list(each_case()))
 def test_lowering_equals_the_reference(popart, name, dtype):
     build, arrays = CASES[name](dtype)
     found, expected = run_op(popart, build, **arrays), run_op(reference(), build, **arrays)
