@@ -51,7 +51,8 @@ def check_folder(folder) -> str:
     if not problems:
         try:
             onnx.checker.check_model(str(path))  # by path: it then looks into the external data as well
-        except onnx.checker.ValidationError as error:
+            onnx.shape_inference.infer_shapes(_of_one_replica(model), check_type=True, strict_mode=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             problems = [f"onnx.checker: {str(error).splitlines()[0]}"]
     if problems:
         more = [f"and {len(problems) - _MOST_SHOWN} more"] if len(problems) > _MOST_SHOWN else []
@@ -200,6 +201,15 @@ def _replicas(model, replicas):
         shape = shapes.get(name)
         if kind == "__comm_group_type" and entry.value == "1" and (not shape or shape[0] != replicas):
             yield f"{name}: a part for each of {replicas} replicas wants a leading dimension of {replicas}, has {shape}"
+
+
+def _of_one_replica(model):
+    """The model with weights as the graph sees them: what each replica has of its own lies along a first dimension."""
+    cut = {entry.key.partition("/")[2] for entry in model.metadata_props if entry.key.startswith("__comm_group_type/")}
+    for tensor in model.graph.initializer:
+        if tensor.name in cut:
+            del tensor.dims[0]
+    return model
 
 
 def _nodes(graph):

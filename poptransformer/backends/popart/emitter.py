@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from poptransformer.backends.popart.proto import load_onnx
-from poptransformer.backends.popart.tensors import ONNX_TYPES, POPART_TYPES, Tensor, Weight
+from poptransformer.backends.popart.tensors import ONNX_TYPES, Tensor, Weight
 from poptransformer.errors import UnsupportedError
 from poptransformer.graph import Spec
 
@@ -230,13 +230,23 @@ class Emitter:
         return self.compare("Greater", x, y)
 
     def equal(self, x, y):
-        return self.compare("Equal", x, y)
+        """Equal; in ONNX's opset 10 that op knows no floats."""
+        if not np.issubdtype((x if isinstance(x, Tensor) else y).dtype, np.floating):
+            return self.compare("Equal", x, y)
+        return self.logical_not(self.logical_or(self.less(x, y), self._greater_or_unordered(x, y)))
 
     def less_equal(self, x, y):
-        """Less or Equal, so that it is false for a NaN, where opset 10 has no such op."""
+        """What opset 10 has no op for; false beside a NaN."""
         if np.issubdtype((x if isinstance(x, Tensor) else y).dtype, np.floating):
-            return self.logical_or(self.less(x, y), self.equal(x, y))
+            return self.logical_not(self._greater_or_unordered(x, y))
         return self.logical_not(self.greater(x, y))
+
+    def _greater_or_unordered(self, x, y):
+        found = self.greater(x, y)
+        for operand in (x, y):
+            if isinstance(operand, Tensor) and operand.array is None:
+                found = self.logical_or(found, self.node("IsNaN", [operand], [Spec(operand.shape, bool)])[0])
+        return found
 
     def greater_equal(self, x, y):
         return self.less_equal(y, x)
@@ -389,13 +399,11 @@ class Emitter:
         assert x.dtype == y.dtype, f"{self.scope}: MatMul of {x.dtype} and {y.dtype}"
         assert x.shape[-1] == y.shape[-2], f"{self.scope}: MatMul of {x.shape} and {y.shape}"
         shape = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
-        attributes = {}
-        if x.dtype == np.float16:
-            attributes["__partials_type"] = "float"
-            if out_dtype == np.float32:
-                attributes["__output_type"] = POPART_TYPES["float32"]
-        result = self.node("MatMul", [x, y], [Spec(shape, out_dtype if attributes else x.dtype)], **attributes)[0]
-        return self.cast(result, out_dtype)
+        attributes = {"__partials_type": "float"} if x.dtype == np.float16 else {}
+        if x.dtype == np.float16 and out_dtype == np.float32:
+            # PopART's result is float32, and the Cast after it is none; to ONNX, which does not know the attribute, it is one.
+            attributes["__output_type"] = "FLOAT"
+        return self.cast(self.node("MatMul", [x, y], [Spec(shape, x.dtype)], **attributes)[0], out_dtype)
 
     def group_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         """Layer normalisation of x [M, D] over D, as a group normalisation with one group."""

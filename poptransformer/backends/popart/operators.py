@@ -11,7 +11,7 @@ _DYNAMIC = {"axes": "INTS", "sizes": "INTS"}
 ONNX = {
     "Add": _NONE, "And": _NONE, "ArgMax": _AXIS | {"keepdims": "INT"}, "Cast": {"to": "INT"}, "Concat": _AXIS,
     "Constant": {"value": "TENSOR"}, "Cos": _NONE, "Div": _NONE, "Equal": _NONE, "Erf": _NONE, "Exp": _NONE, "Expand": _NONE,
-    "Floor": _NONE, "Gather": _AXIS, "Greater": _NONE, "Identity": _NONE, "Less": _NONE, "Log": _NONE,
+    "Floor": _NONE, "Gather": _AXIS, "Greater": _NONE, "Identity": _NONE, "IsNaN": _NONE, "Less": _NONE, "Log": _NONE,
     "Loop": {"body": "GRAPH"}, "MatMul": _NONE, "Max": _NONE, "Min": _NONE, "Mul": _NONE, "Neg": _NONE, "Not": _NONE,
     "Or": _NONE, "Pad": {"mode": "STRING", "pads": "INTS", "value": "FLOAT"}, "ReduceMax": _REDUCE, "ReduceMean": _REDUCE,
     "ReduceSum": _REDUCE, "Relu": _NONE, "Reshape": _NONE, "Sigmoid": _NONE, "Sin": _NONE, "Slice": _NONE, "Softmax": _AXIS,

@@ -14,8 +14,6 @@ ONNX_TYPES = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
     "uint32": 12,
 }  # fmt: skip
-# PopART's own names of them, for attributes such as __output_type.
-POPART_TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int32": "INT32", "uint32": "UINT32", "bool": "BOOL"}
 
 
 @dataclasses.dataclass(eq=False)
