@@ -265,3 +265,32 @@ def test_the_table_of_operators_is_popart_s():
             # The facts give no type where the creator reads an attribute by other means: Constant's value.
             told = {attribute: known[attribute]["type"] or attributes[attribute] for attribute in attributes}
             assert told == attributes, kind
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--precision", "fp16", "--layers-per-device", "1,1", "--num-replicas", "2", "--batch-size", "3"],
+        ["--precision", "int4", "--group-size", "64", "--sampling", "top8-p-m-r"],
+        ["--precision", "int8", "--option", "prefill=stepwise", "--sampling", "all-p"],
+        [
+            "--precision",
+            "fp16",
+            "--option",
+            "enable_pipeline=true",
+            "--option",
+            "batch_per_step=2",
+            "--layers-per-device",
+            "1,1",
+        ],
+    ],
+)
+def test_what_is_exported_is_sound(tmp_path, capsys, arguments):
+    """The export ends with the check, which has ONNX infer every type and shape strictly."""
+    assert main(["--model", str(LLAMA), "--out", str(tmp_path / "out"), "--max-length", "30", *arguments]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(": ok")
+    with installed():
+        program = runner.Session(str(tmp_path / "out"))
+        feeds, first = runner.greedy_feeds(program.options, IDS, 3)
+        if program.options["name"].endswith("greedy"):
+            assert len(program.read_tokens(feeds, program.run(feeds), first)) == 3
