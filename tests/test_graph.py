@@ -56,7 +56,10 @@ def test_stages_place_nodes():
         y = x + 1
         with graph.stage(2):
             z = y + 1
-    assert [node.stage for node in graph.nodes] == [1, 2] and (y.stage, z.stage) == (1, 2)
+    with graph.stage(0):
+        later = y * 2
+    assert [node.stage for node in graph.nodes] == [1, 2, 1], "a value from stage 1 is not used before it"
+    assert (x.stage, y.stage, z.stage, later.stage) == (0, 1, 2, 1)
 
 
 def test_inputs_and_outputs_have_names_of_their_own():

@@ -19,6 +19,7 @@ import numpy as np
 
 from poptransformer.errors import UserError
 from poptransformer.graph import Graph, Parameter, Spec, State
+from poptransformer.ops.collective import COLLECTIVES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +37,29 @@ class DeviceInfo:
     custom_ops: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How an op of a graph is computed.
+
+    Attributes:
+      op: its name.
+      lowering: what was taken, in words: "kernel attention (avx512)", "plain XLA", "NumPy".
+      reason: why no kernel of this project was taken; "" where one was.
+    """
+
+    op: str
+    lowering: str
+    reason: str = ""
+
+    def __str__(self):
+        return f"{self.lowering}: {self.reason}" if self.reason else self.lowering
+
+
 class Engine(abc.ABC):
     """Base of the backends: bookkeeping that all share, and the four things that each does its own way.
 
     Attributes:
+      world_size: tensor-parallel ranks.
       keeps_states: whether states stay on the device from one run to the next. False: graphs are programs by themselves,
         whose states begin as zeros.
       batches_per_run: batches of the graphs' size that one run takes, one after the other along the first axis of inputs and
@@ -50,9 +70,12 @@ class Engine(abc.ABC):
     keeps_states = True
     batches_per_run = 1
     is_stepwise = False
+    world_size = 1
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}
+        #: for each compiled graph how its ops are computed, one entry an op, those of loop bodies included
+        self.choices: dict[str, list[Choice]] = {}
         self._state_specs: dict[str, State] = {}
         self._parameter_names: set[str] = set()
 
@@ -73,6 +96,10 @@ class Engine(abc.ABC):
         """Refuse a `generate` graph that the devices cannot hold, where the backend can tell before. Raises: UserError."""
         return None
 
+    def memory_bytes(self) -> int | None:
+        """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
+        return None
+
     def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:
         """Put weights on the device, one at a time.
 
@@ -83,6 +110,11 @@ class Engine(abc.ABC):
         self._check_process()
         for parameter in parameters:
             if parameter.name not in self._parameter_names:
+                if parameter.cut is not None and parameter.cut.world_size != self.world_size:
+                    raise UserError(
+                        f"{parameter.name} is cut for a world_size of {parameter.cut.world_size}, "
+                        f"the engine's is {self.world_size}"
+                    )
                 self._load_one(parameter, (stages_of or {}).get(parameter.name, (0,)))
                 self._parameter_names.add(parameter.name)
             if progress:
@@ -97,11 +129,12 @@ class Engine(abc.ABC):
             known = self._state_specs.get(state.name)
             if known and known.spec != state.spec:
                 raise UserError(f"state {state.name!r} is {known.spec} in one graph and {state.spec} in another")
+        self._check_world_size(graph)
         lacking = sorted(set(graph.parameters) - self._parameter_names)
         if lacking:
             raise UserError(f"graph {name!r} uses {len(lacking)} parameters that are not loaded: {', '.join(lacking[:5])}")
         fresh = [state for state, _ in graph.states.values() if state.name not in self._state_specs]
-        self._compile_one(name, graph)
+        self.choices[name] = self._compile_one(name, graph)
         self._create_states(fresh)
         self._state_specs.update((state.name, state) for state in fresh)
         self.graphs[name] = graph
@@ -138,7 +171,13 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Free the device memory of weights and states, and forget all graphs."""
         self._free()
-        self.graphs, self._state_specs, self._parameter_names = {}, {}, set()
+        self.graphs, self.choices, self._state_specs, self._parameter_names = {}, {}, {}, set()
+
+    def _check_world_size(self, graph):
+        others = {node.attributes["world_size"] for node in graph.walk() if node.op in COLLECTIVES} - {self.world_size}
+        if others:
+            made_for = " and ".join(map(str, sorted(others)))
+            raise UserError(f"graph {graph.name!r} is made for a world_size of {made_for}, the engine's is {self.world_size}")
 
     def _check_process(self) -> None:
         """Refuse work in a process where the backend would hang; nothing to refuse unless a backend says so."""
@@ -151,7 +190,8 @@ class Engine(abc.ABC):
     def _load_one(self, parameter: Parameter, stages: tuple[int, ...]) -> None: ...
 
     @abc.abstractmethod
-    def _compile_one(self, name: str, graph: Graph) -> None: ...
+    def _compile_one(self, name: str, graph: Graph) -> list[Choice]:
+        """Compile a graph; returns how each of its ops is computed."""
 
     @abc.abstractmethod
     def _create_states(self, states: Iterable[State]) -> None: ...

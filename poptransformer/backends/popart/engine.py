@@ -11,7 +11,7 @@ import os
 import pathlib
 import tempfile
 
-from poptransformer.backends.engine import DeviceInfo
+from poptransformer.backends.engine import Choice, DeviceInfo
 from poptransformer.backends.popart.host import LocalHost, WorkerHost
 from poptransformer.backends.popart.writer import ProgramWriter
 from poptransformer.errors import UserError
@@ -62,6 +62,8 @@ class PopartEngine(ProgramWriter):
         seconds = self._host.open(name, folder)
         logger.info("PopART compiled %s in %.1f s", name, seconds)
         self._inputs[name] = set(program.inputs)
+        reason = "codelets of this project are not there"
+        return [Choice(node.op, "PopART's operators", reason) for node in graph.walk() if node.op != "loop"]
 
     def _run_one(self, name, inputs):
         batches = self.batches_per_run
