@@ -117,10 +117,10 @@ class Session:
                 self._engine.close()
                 raise
             self._channel = None if self.leads else self._cluster.channel()
-        #: what each device will hold, a Plan; None for one device
-        self.plan = self._make_plan()
         self._is_stepwise = self._engine.is_stepwise and not self.model.needs_whole_prompt
         self._rows_per_wave = self.batch_size * self._engine.batches_per_run
+        #: what each device will hold, a Plan; None for one device
+        self.plan = self._make_plan()
         self._lock = threading.Lock()  # held while the device works: calls queue
         self._wave = None  # whose tokens the caches hold
         self._is_loaded = self._is_closed = False
@@ -333,12 +333,11 @@ class Session:
     def describe(self) -> Description:
         """Say what runs and how: device, precision, bytes, and which lowering each op of the compiled graphs took and why.
 
-        The decode graph is compiled for that, if it is not yet and the backend has one. Print the result, or read its
-        attributes.
+        The decode graph is compiled for that, if it is not yet. Print the result, or read its attributes.
         """
         with self._lock:
-            if self._engine.keeps_states:
-                self._prepare("decode")
+            most = min(DECODE_STEPS, self.max_length)
+            self._prepare("decode" if self._engine.keeps_states else generate_name(1, most, self.max_length, Sampling()))
             states = self.model.states()
             return Description(
                 device=self.device_info,
@@ -432,7 +431,7 @@ class Session:
 
     def _make_plan(self):
         if self.num_replicas * len(self.layers_per_device) == 1 or not self._engine.keeps_states:
-            return None  # a backend of whole programs checks what each of them needs: Engine.check_fits
+            return None  # programs without states are checked one by one, when their lengths are known
         info = self._engine.device_info
         plan = plan_session(self.model, self.layers_per_device, info.platform, info.name, self._engine.memory_bytes())
         if plan is not None:

@@ -67,10 +67,10 @@ class Engine(abc.ABC):
       is_stepwise: whether prompts shall go through the decode loop, see DecoderModel.build_generate_stepwise.
     """
 
-    world_size = 1
     keeps_states = True
     batches_per_run = 1
     is_stepwise = False
+    world_size = 1
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}
@@ -88,16 +88,16 @@ class Engine(abc.ABC):
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
 
-    def memory_bytes(self) -> int | None:
-        """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
-        return None
-
     def check_dtypes(self, *dtypes) -> None:
         """Refuse dtypes that the backend does not have. Raises: UnsupportedError."""
         return None
 
     def check_fits(self, model, layers_per_device, num_prefill: int) -> None:
         """Refuse a `generate` graph that the devices cannot hold, where the backend can tell before. Raises: UserError."""
+        return None
+
+    def memory_bytes(self) -> int | None:
+        """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
         return None
 
     def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:

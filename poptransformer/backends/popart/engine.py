@@ -33,7 +33,7 @@ class PopartEngine(ProgramWriter):
     def __init__(self, options=None, execution_cache_dir=None, num_replicas=1, num_stages=1):
         super().__init__(options, num_replicas)
         self.options.check_placement(num_stages, num_replicas)
-        self.num_stages, self.world_size = num_stages, num_replicas
+        self.num_stages = num_stages
         self._cache_folder = self._find_cache_folder(execution_cache_dir)
         # Before anything imports onnx: PopART does not come after it.
         self._host = WorkerHost(self.options.python) if self.options.python else LocalHost()
@@ -62,7 +62,8 @@ class PopartEngine(ProgramWriter):
         seconds = self._host.open(name, folder)
         logger.info("PopART compiled %s in %.1f s", name, seconds)
         self._inputs[name] = set(program.inputs)
-        return [Choice(node.op, "PopART") for node in graph.walk() if node.op != "loop"]
+        reason = "codelets of this project are not there"
+        return [Choice(node.op, "PopART's operators", reason) for node in graph.walk() if node.op != "loop"]
 
     def _run_one(self, name, inputs):
         batches = self.batches_per_run

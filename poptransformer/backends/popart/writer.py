@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pathlib
 
+import numpy as np
+
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.popart.folder import write_folder
 from poptransformer.backends.popart.memory import check_fits
 from poptransformer.backends.popart.options import PopartOptions
 from poptransformer.backends.popart.program import Program, build_program
 from poptransformer.errors import UnsupportedError
-from poptransformer.graph import bfloat16
 
 
 class ProgramWriter(Engine):
@@ -26,7 +27,7 @@ class ProgramWriter(Engine):
     def __init__(self, options=None, num_replicas=1):
         super().__init__()
         self.options = options if isinstance(options, PopartOptions) else PopartOptions.of(options)
-        self.num_replicas = num_replicas
+        self.num_replicas = self.world_size = num_replicas
         self._last = None, None  # what was read last: a packed weight is asked for once for each of its parts
 
     @property
@@ -42,9 +43,11 @@ class ProgramWriter(Engine):
         return DeviceInfo("popart", "none: programs are written only", "none (PopART's own ops)")
 
     def check_dtypes(self, *dtypes):
-        if bfloat16 in dtypes:
+        lacking = dict.fromkeys(np.dtype(dtype).name for dtype in dtypes if dtype not in (np.float32, np.float16))
+        if lacking:
             raise UnsupportedError(
-                "backend popart has no bfloat16 (has float32, float16); set precision (and kv_cache) to fp16 or fp32"
+                f"backend popart has no {', '.join(lacking)} for activations and caches (has float32, float16); set precision "
+                "and kv_cache to fp16 or fp32, or precision to int8, int4 or fp8 for the weights"
             )
 
     def check_fits(self, model, layers_per_device, num_prefill):

@@ -10,6 +10,7 @@ from poptransformer import ops
 from poptransformer.backends.popart.engine import PopartEngine
 from poptransformer.backends.popart.lowering import LOWERINGS
 from poptransformer.backends.reference.engine import ReferenceEngine
+from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Parameter, State
 from poptransformer.ops.wkv import EMPTY
 from poptransformer.packing import Packing
@@ -344,7 +345,7 @@ def test_sample_wants_to_know_the_largest_top_k(popart):
 
 
 @pytest.mark.parametrize(
-    ("kind", "group_size", "width"), [("int8", 32, 70), ("int4", 32, 96), ("int4", 64, 70), ("int8", -1, 33)]
+    ("kind", "group_size", "width"), [("int8", 32, 70), ("int4", 32, 96), ("int4", 64, 70), ("int8", -1, 33), ("fp8", -1, 70)]
 )
 def test_packed_weights(popart, kind, group_size, width):
     """Unpacked in float16, and multiplied in it: a weight is off by 2^-11 of itself."""
@@ -399,3 +400,18 @@ def _model(engine):
 
     name = list(engine.graphs)[-1]
     return onnx.load(f"{engine._folder.name}/{name}/model.onnx")
+
+
+def test_float8_codes_are_unpacked_exactly(popart):
+    """All of them but the two that are NaN, which no weight has."""
+    codes = np.arange(256, dtype=np.uint8)
+    packing = Packing("fp8", -1, 1, 256)
+    finite = np.where(np.isnan(codes.view(FLOAT8).astype(np.float32)), 0, codes).astype(np.uint8)
+    packed = packing.assemble(finite[None], np.ones((1, 1), np.float32), None)
+    weight = Parameter("codes", packing.shape, np.dtype(np.uint8), packing=packing, load=lambda rank: packed)
+    popart.load([weight])
+
+    def build(ids):
+        return ops.packed_gather(ids.graph.parameter(weight), ids, packing, np.float32)
+
+    np.testing.assert_array_equal(run_op(popart, build, ids=np.int32([0]))[0], finite.view(FLOAT8).astype(np.float32))
