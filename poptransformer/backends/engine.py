@@ -60,6 +60,11 @@ class Engine(abc.ABC):
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
 
+    @property
+    def device_name(self) -> str:
+        """One device in words, where device_info speaks of all."""
+        return self.device_info.name
+
     def memory_bytes(self) -> int | None:
         """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
         return None
