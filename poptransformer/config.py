@@ -75,7 +75,7 @@ class GlobalArgs:
 
     num_replicas: int
     batch_size: int
-    precision: str
+    precision: str | None
     group_size: int | None
     kv_cache: str | None
 

@@ -138,7 +138,10 @@ class _Writer:
     def dtype(self, dtype) -> int:
         """ONNX's number for a dtype."""
         name = np.dtype(dtype).name
-        return getattr(self.onnx.TensorProto, {"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper()))
+        return getattr(
+            self.onnx.TensorProto,
+            {"float32": "FLOAT", "float64": "DOUBLE", "float8_e4m3fn": "FLOAT8E4M3FN"}.get(name, name.upper()),
+        )
 
     def ref(self, item) -> str:
         """The name of an input: a Value, a name, or None for one that is left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poptransformer.description import lowering_line
 from poptransformer.generation.result import Generation
 from poptransformer.tokenizers.chat import conversations
 
@@ -81,6 +82,7 @@ def report(session, generations: list[Generation]) -> str:
     lines = {
         "device": f"{device.platform}, {device.name}",
         "custom ops": device.custom_ops,
+        "decode ops": lowering_line(session.describe().graphs["decode"]),
         "precision": f"{session.precision}, {session.model.memory} {session.model.states()[0].dtype.name}",
         "batch size": f"{session.batch_size}, up to {session.max_length} tokens a row",
         "weights": f"{session.weight_bytes_per_token / 1e6:.1f} MB read per token{each}",

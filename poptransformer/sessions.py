@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import numbers
+import pathlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ import numpy as np
 
 from poptransformer.backends import join_cluster, make_engine
 from poptransformer.checkpoint.reader import Checkpoint
+from poptransformer.checkpoint.save import save_model
+from poptransformer.description import Description, count_choices, lowering_table
 from poptransformer.errors import UserError
 from poptransformer.generation.prompts import encode_prompts, is_single
 from poptransformer.generation.result import Generation, Piece
@@ -24,11 +27,18 @@ from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
 from poptransformer.planning.balance import balance
 from poptransformer.planning.placement import plan_session
-from poptransformer.precision import precision as find_precision
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
-from poptransformer.session_arguments import check_kv_cache, check_max_length, check_types, count_stages, positive, token_ids_of
-from poptransformer.tokenizers import load_tokenizer
+from poptransformer.session_arguments import (
+    check_kv_cache,
+    check_max_length,
+    check_types,
+    choose_precision,
+    count_stages,
+    positive,
+    token_ids_of,
+)
+from poptransformer.tokenizers import load_tokenizer, save_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
 logger = logging.getLogger(__name__)
@@ -39,9 +49,10 @@ MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 class Session:
     """A model, its weights on a device, and its compiled graphs.
 
-    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and
-    `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs them, or by
-    `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
+    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `describe`, `compile`, `run`, `graph`,
+    `device_info` and `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs
+    them, or by `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the
+    device's memory.
 
     Rows do not influence each other: in fp32 a prompt's tokens are the same in every batch size and place. Sums may be made
     in another order where batch sizes or prompt lengths take another program (above 8 rows, say), so logits agree to rounding
@@ -55,8 +66,10 @@ class Session:
         a dict in the form of a config.json (with random_weights=True).
       backend: "xla" or "reference" (NumPy, slow, for tests).
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
-      precision: "fp32", "bf16", "fp16", or "int8" or "int4" for packed weights.
-      kv_cache: "fp32", "bf16" or "fp16" for the KV cache; None takes that of the activations, fp16 beside packed weights.
+      precision: "fp32" (None takes that), "bf16", "fp16", or "int8", "int4" or "fp8" for packed weights. A model that
+        `save_quantized` wrote has its own, for which None stands.
+      kv_cache: "fp32", "bf16", "fp16", "fp8" or "int8" for the KV cache; None takes that of the activations, fp16 beside packed
+        weights. fp8 is e4m3, int8 has a scale for each position and head.
       group_size: weights that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
@@ -77,7 +90,7 @@ class Session:
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", devices=None, precision="fp32", kv_cache=None, group_size=None,
+        self, model, *, backend="xla", platform="auto", devices=None, precision=None, kv_cache=None, group_size=None,
         batch_size=1, max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
         random_weights=False, distributed=None,
     ):  # fmt: skip
@@ -87,8 +100,10 @@ class Session:
         with contextlib.nullcontext() if self._cluster is None else self._cluster.failure_told():
             self.batch_size = positive("batch_size", batch_size)
             self.num_replicas = positive("num_replicas", num_replicas)
-            self.precision = find_precision(precision, kv_cache, group_size)
-            num_stages = self._open_model(model, kv_cache, max_length, layers_per_device, devices, random_weights)
+            choose_precision(precision, kv_cache, group_size, None)  # what is wrong with them needs no file to be seen
+            self._open(model, random_weights)
+            self.precision = choose_precision(precision, kv_cache, group_size, self._checkpoint and self._checkpoint.saved)
+            num_stages = self._build_model(kv_cache, max_length, layers_per_device, devices, random_weights)
             self._engine = make_engine(
                 backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster
             )
@@ -102,10 +117,13 @@ class Session:
         #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
         self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
 
-    def _open_model(self, model, kv_cache, max_length, layers_per_device, devices, random_weights):
-        """Read all that the checkpoint says but its weights, build the model, and place it; returns the number of stages."""
+    def _open(self, model, random_weights):
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
-        config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+        self._hf_config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+
+    def _build_model(self, kv_cache, max_length, layers_per_device, devices, random_weights):
+        """Build the model, place it, and read what else the checkpoint says, but no weights; returns the number of stages."""
+        config = self._hf_config
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
         check_kv_cache(kv_cache, self.precision.name, model_class)
@@ -196,6 +214,33 @@ class Session:
             raise UserError(f"score needs at least two tokens, the prompt has {len(ids)}")
         return np.concatenate(list(self._each_chunk(ids[:-1], self._describe([ids]), "logprobs", targets=ids[1:])))
 
+    # ---- saving
+
+    def save_quantized(self, folder) -> pathlib.Path:
+        """Save the model in the precision it has here, packed weights as they are, for a Session that opens at once.
+
+        `Session(folder)` then maps the weights instead of reading and packing them, and takes the precision from the file.
+        A weight is read from the model's own files, one at a time; nothing runs on the device. See checkpoint/saved.py.
+
+        Args:
+          folder: must not be there yet, or be empty.
+        Returns: the folder.
+        Raises: UserError if there are no weights to save or the folder cannot be written; nothing half done stays behind.
+        """
+        self._check_open()
+        if self.num_replicas != 1:
+            raise UserError(
+                f"num_replicas={self.num_replicas}: weights are cut; save the model from a Session with num_replicas: 1"
+            )
+        parameters = list(self.model.parameters())
+        if any(parameter.load is None for parameter in parameters):
+            raise UserError("random_weights=true: there are no weights to save; give a model that has some")
+        path = self._checkpoint.path
+        return save_model(
+            folder, self.precision, parameters, self._hf_config, self._checkpoint.generation_config,
+            functools.partial(save_tokenizer, self.tokenizer, path),
+        )  # fmt: skip
+
     # ---- device
 
     def load(self) -> None:
@@ -240,6 +285,24 @@ class Session:
         if length and not 1 <= int(length) <= self.max_length:
             raise UserError(f"graph {name!r}: the length must be in 1 .. max_length={self.max_length}")
         return build(int(length)) if length else build()
+
+    def describe(self) -> Description:
+        """Say what runs and how: device, precision, bytes, and which lowering each op of the compiled graphs took and why.
+
+        The decode graph is compiled for that, if it is not yet. Print the result, or read its attributes.
+        """
+        with self._lock:
+            self._prepare("decode")
+            states = self.model.states()
+            return Description(
+                device=self.device_info,
+                precision=str(self.precision),
+                weight_bytes=sum(parameter.spec.num_bytes for parameter in self.model.parameters()),
+                weight_bytes_per_token=self.weight_bytes_per_token,
+                cache=f"{self.model.memory} {states[0].dtype.name}",
+                cache_bytes=sum(state.spec.num_bytes for state in states),
+                graphs={name: count_choices(choices) for name, choices in self._engine.choices.items()},
+            )
 
     @property
     def leads(self) -> bool:
@@ -446,6 +509,7 @@ class Session:
                 self._engine.compile(name, graph)
                 # A program's first run takes XLA longer, whatever it computes: here with no token that counts.
                 self._engine.run(name, {key: np.zeros(value.shape, value.dtype) for key, value in graph.inputs.items()})
+            logger.info("ops of %s:\n%s", name, lowering_table(count_choices(self._engine.choices[name])))
 
     @contextlib.contextmanager
     def _timed(self, key, what):

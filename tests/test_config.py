@@ -24,7 +24,7 @@ def dictionary():
 def test_base_becomes_a_config(dictionary):
     config = from_dictionary(dictionary)
     assert config.inputs.prompts == ["Once upon a time"] and config.inputs.chat is None
-    assert config.session.backend == "xla" and config.global_args.precision == "fp32" and config.log_level == "warning"
+    assert config.session.backend == "xla" and config.global_args.precision is None and config.log_level == "warning"
     settings = config.generation_settings()
     assert settings["top_k"] == 0 and settings["max_new_tokens"] == 64 and "topk" not in settings
 

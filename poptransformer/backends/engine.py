@@ -37,6 +37,24 @@ class DeviceInfo:
     custom_ops: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How an op of a graph is computed.
+
+    Attributes:
+      op: its name.
+      lowering: what was taken, in words: "kernel attention (avx512)", "plain XLA", "NumPy".
+      reason: why no kernel of this project was taken; "" where one was.
+    """
+
+    op: str
+    lowering: str
+    reason: str = ""
+
+    def __str__(self):
+        return f"{self.lowering}: {self.reason}" if self.reason else self.lowering
+
+
 class Engine(abc.ABC):
     """Base of the backends: bookkeeping that all share, and the four things that each does its own way.
 
@@ -48,6 +66,8 @@ class Engine(abc.ABC):
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}
+        #: for each compiled graph how its ops are computed, one entry an op, those of loop bodies included
+        self.choices: dict[str, list[Choice]] = {}
         self._state_specs: dict[str, State] = {}
         self._parameter_names: set[str] = set()
 
@@ -103,7 +123,7 @@ class Engine(abc.ABC):
         if lacking:
             raise UserError(f"graph {name!r} uses {len(lacking)} parameters that are not loaded: {', '.join(lacking[:5])}")
         fresh = [state for state, _ in graph.states.values() if state.name not in self._state_specs]
-        self._compile_one(name, graph)
+        self.choices[name] = self._compile_one(name, graph)
         self._create_states(fresh)
         self._state_specs.update((state.name, state) for state in fresh)
         self.graphs[name] = graph
@@ -138,7 +158,7 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Free the device memory of weights and states, and forget all graphs."""
         self._free()
-        self.graphs, self._state_specs, self._parameter_names = {}, {}, set()
+        self.graphs, self.choices, self._state_specs, self._parameter_names = {}, {}, {}, set()
 
     def _check_world_size(self, graph):
         others = {node.attributes["world_size"] for node in graph.walk() if node.op in COLLECTIVES} - {self.world_size}
@@ -157,7 +177,8 @@ class Engine(abc.ABC):
     def _load_one(self, parameter: Parameter, stages: tuple[int, ...]) -> None: ...
 
     @abc.abstractmethod
-    def _compile_one(self, name: str, graph: Graph) -> None: ...
+    def _compile_one(self, name: str, graph: Graph) -> list[Choice]:
+        """Compile a graph; returns how each of its ops is computed."""
 
     @abc.abstractmethod
     def _create_states(self, states: Iterable[State]) -> None: ...

@@ -21,9 +21,9 @@ NUMBERS = "wanted a whole number of at least 1"
     ("arguments", "message"),
     [
         ({"precision": "fp7"}, "precision='fp7' is not supported; this version has fp32, bf16, fp16"),
-        ({"precision": None}, "precision=None is not supported"),
+        ({"precision": ""}, "precision='' is not supported"),
         ({"precision": ["fp32"]}, "precision=['fp32'] is not supported"),
-        ({"kv_cache": "int3"}, "kv_cache='int3' is not supported; this version has fp32, bf16, fp16"),
+        ({"kv_cache": "int3"}, "kv_cache='int3' is not supported; this version has fp32, bf16, fp16, fp8, int8"),
         *[({"batch_size": value}, f"batch_size={value!r}: {NUMBERS}") for value in (0, -1, 2.0, "two", True, None)],
         *[({"max_length": value}, f"max_length={value!r}: {NUMBERS}") for value in (0, -1, 2.0, "two", True)],
         ({"max_length": 62}, "max_length=62 is more than the model's 61 positions; set at most 61"),

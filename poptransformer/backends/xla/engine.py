@@ -17,6 +17,7 @@ from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.device_group import DeviceGroup
 from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
 from poptransformer.backends.xla.lowering import Context
+from poptransformer.backends.xla.memory import drop_zeros, trim
 from poptransformer.backends.xla.program import Program
 from poptransformer.backends.xla.staged_program import StagedProgram
 from poptransformer.errors import UnsupportedError, UserError
@@ -54,7 +55,7 @@ class XlaEngine(Engine):
         ]
         self.world_size = world_size
         self.device = self.groups[0].ranks_here()[0][1]
-        self._library = _custom_op_library(self.device.platform, custom_ops)
+        self._library, self._no_custom_ops = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
 
@@ -130,17 +131,25 @@ class XlaEngine(Engine):
 
     def _compile_one(self, name, graph):
         _refuse_64_bits(graph)
-        context = Context(self.device.platform, frozenset(self._library.ops if self._library else ()))
+        library = self._library
+        context = Context(
+            self.device.platform, frozenset(library.ops if library else ()), library.isa if library else "", self._no_custom_ops
+        )
         self._stages |= graph.stages_of()
+        trim()
         if len(self.groups) == 1:
             self._programs[name] = Program(graph, self.groups[0], context)
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)
+        trim()
+        return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
         for state in states:
             group = self.groups[self._stages[state.name][0]]
             self._states[state.name] = group.zeros(state.spec, state.is_cut)
+            if self.device.platform == "cpu":
+                drop_zeros(self._states[state.name])
 
     def _run_one(self, name, inputs):
         outputs, states = self._programs[name](self._parameters, self._states, inputs)
@@ -211,22 +220,22 @@ def _time_copies(source, num_bytes, repetitions):
 
 
 def _custom_op_library(platform, custom_ops):
-    """Find the kernels for a platform, or say by name that plain XLA runs instead."""
+    """Find the kernels for a platform, or say by name that plain XLA runs instead: (library or None, why there is none)."""
     if not isinstance(custom_ops, (bool, str)) or isinstance(custom_ops, str) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
-        return None
+        return None, "custom_ops is false"
     if platform != "cpu":
         if custom_ops is True:
             raise UserError(f"custom_ops=true: there are no custom ops for {platform!r} yet; set custom_ops: auto or false")
         logger.info("no custom ops for %s yet: every op runs as plain XLA", platform)
-        return None
+        return None, f"no kernels for {platform} yet"
     from poptransformer.backends.xla.custom_ops import MissingLibraryError, load_cpu_library
 
     try:
-        return load_cpu_library()
+        return load_cpu_library(), ""
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
         logger.warning("attention, gather, linear and wkv run as plain XLA, several times slower: %s", error)
-        return None
+        return None, "the kernels are not built"

@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from poptransformer.backends.xla.lowering import lowering, product
-from poptransformer.packing import BLOCK_ROWS, UNIT
+from poptransformer.float8 import FLOAT8
+from poptransformer.packing import BLOCK_ROWS, UNIT, ZERO_CODES
 
 
 @lowering("packed_linear")
 def packed_linear(context, x, weight, bias, packing, out_dtype):
-    if "packed_linear" in context.custom_ops:
-        from poptransformer.backends.xla import custom_ops
-
-        return custom_ops.packed_linear(x, weight, bias, packing, out_dtype)
+    if context.use_kernel("packed_linear", isa=lambda: _kernel().packed_linear_isa(x)):
+        return _kernel().packed_linear(x, weight, bias, packing, out_dtype)
     if math.prod(x.shape[:-1]) == 1:
         y = _one_row(x.reshape(-1), weight, packing).reshape(*x.shape[:-1], -1)
     else:
@@ -30,15 +29,19 @@ def packed_linear(context, x, weight, bias, packing, out_dtype):
 def packed_gather(context, weight, indices, packing, out_dtype):
     indices = jnp.clip(indices, 0, packing.out_features - 1)
     flat = indices.reshape(-1)
-    if "gather" in context.custom_ops:
-        from poptransformer.backends.xla import custom_ops
-
-        blocks = custom_ops.gather(weight, flat // BLOCK_ROWS)
+    if context.use_kernel("gather"):
+        blocks = _kernel().gather(weight, flat // BLOCK_ROWS)
     else:
         blocks = jnp.take(weight, flat // BLOCK_ROWS, axis=0)
     values = _rows(_unpack(blocks, packing), packing).reshape(flat.size, BLOCK_ROWS, packing.in_features)
     rows = jnp.take_along_axis(values, (flat % BLOCK_ROWS)[:, None, None], axis=1)
     return rows.reshape(*indices.shape, packing.in_features).astype(out_dtype)
+
+
+def _kernel():
+    from poptransformer.backends.xla import custom_ops
+
+    return custom_ops
 
 
 def _unpack(packed, packing):
@@ -47,17 +50,19 @@ def _unpack(packed, packing):
     codes = packed[:, : packing.code_bytes].reshape(num_blocks, packing.num_units, -1, BLOCK_ROWS, 4)
     if packing.bits == 4:
         codes = jnp.concatenate([codes & 15, codes >> 4], axis=2)
-    values = codes.astype(jnp.float32)
+    if packing.kind == "fp8":
+        codes = jax.lax.bitcast_convert_type(codes, FLOAT8)
     at, scale_bytes = packing.code_bytes, packing.scale_bytes
-    scales = _per_unit(packed[:, at : at + scale_bytes], packing)
-    if packing.bits == 8:
-        return (values - 128) * scales
-    return values * scales + _per_unit(packed[:, at + scale_bytes : at + 2 * scale_bytes], packing)
+    values = (codes.astype(jnp.float32) - ZERO_CODES[packing.kind]) * _per_unit(packed[:, at : at + scale_bytes], packing)
+    if not packing.has_minimums:
+        return values
+    return values + _per_unit(packed[:, at + scale_bytes : at + 2 * scale_bytes], packing)
 
 
 def _per_unit(numbers, packing):
-    """float16 numbers of groups, given as bytes, for each unit: [n, units, 1, 16, 1] float32."""
-    numbers = jax.lax.bitcast_convert_type(numbers.reshape(-1, packing.num_groups, BLOCK_ROWS, 2), jnp.float16)
+    """Numbers of groups, given as bytes, for each unit: [n, units, 1, 16, 1] float32."""
+    dtype = packing.scale_dtype
+    numbers = jax.lax.bitcast_convert_type(numbers.reshape(-1, packing.num_groups, BLOCK_ROWS, dtype.itemsize), dtype)
     group_of = np.arange(packing.num_units) // packing.units_per_group
     return numbers[:, group_of].astype(jnp.float32)[:, :, None, :, None]
 

@@ -81,7 +81,7 @@ def emit_nodes(context, values, nodes):
     """Emit nodes into the program that is being traced, and put their results into `values`."""
     for node in nodes:
         arrays = [None if value is None else values[value] for value in node.inputs]
-        with jax.named_scope(node.scope or node.op):
+        with jax.named_scope(node.scope or node.op), context.lowering(node):
             results = LOWERINGS[node.op](context, *arrays, **node.attributes)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for value, array in zip(node.outputs, results, strict=True):
