@@ -432,8 +432,8 @@ class Session:
     def _make_plan(self):
         if self.num_replicas * len(self.layers_per_device) == 1 or not self._engine.keeps_states:
             return None  # programs without states are checked one by one, when their lengths are known
-        info = self._engine.device_info
-        plan = plan_session(self.model, self.layers_per_device, info.platform, info.name, self._engine.memory_bytes())
+        platform, name = self._engine.device_info.platform, self._engine.device_name
+        plan = plan_session(self.model, self.layers_per_device, platform, name, self._engine.memory_bytes())
         if plan is not None:
             logger.info("the plan:\n%s", plan.table())
             if self._cluster is None or not plan.device.is_shared:  # other processes may have another host's memory

@@ -96,6 +96,11 @@ class Engine(abc.ABC):
         """Refuse a `generate` graph that the devices cannot hold, where the backend can tell before. Raises: UserError."""
         return None
 
+    @property
+    def device_name(self) -> str:
+        """One device in words, where device_info speaks of all."""
+        return self.device_info.name
+
     def memory_bytes(self) -> int | None:
         """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
         return None
