@@ -25,7 +25,7 @@ def parse(arguments):
     add("--model", help="a folder, a file of weights, or a name on the hub")
     add("--backend", default="popart", help=f"which compiler it is for: {', '.join(BACKENDS)}")
     add("--out", metavar="FOLDER", help="where to write")
-    add("--precision", default="fp16", help="fp32, fp16, int8 or int4 (default fp16)")
+    add("--precision", default="fp16", help="fp32, fp16, int8, int4 or fp8 (default fp16)")
     add("--kv-cache", help="fp32 or fp16 (default: as the activations)")
     add("--group-size", type=int, help="weights that share a scale in int8 and int4")
     add("--batch-size", type=int, default=1, help="rows that run side by side (default 1)")
