@@ -93,12 +93,13 @@ def logits_of(family, engine, **options):
 def test_lower_precisions_on_the_reference(family, world_size):
     """Ranks are as close to float32 as one device is: what they add up is not rounded in between."""
     wanted = logits_of(family, REFERENCE)
-    for precision, group_size in (("bf16", None), ("fp16", None), ("int8", None), ("int8", -1), ("int4", 32), ("int4", 128)):
-        one, ranks = (
-            rms(logits_of(family, REFERENCE, precision=precision, group_size=group_size, num_replicas=n) - wanted)
-            for n in (1, world_size)
-        )
-        assert 0 < ranks < SLACK * one, (precision, group_size, ranks / one)
+    options = [{"precision": "int8", "group_size": -1}, {"precision": "int4", "group_size": 128}]
+    options += [{"precision": name} for name in ("bf16", "fp16", "fp8", "int8", "int4")]
+    if family != "rwkv":
+        options += [{"kv_cache": name} for name in ("fp8", "int8")]
+    for each in options:
+        one, ranks = (rms(logits_of(family, REFERENCE, num_replicas=n, **each) - wanted) for n in (1, world_size))
+        assert 0 < ranks < SLACK * one, (each, ranks / one)
 
 
 @needs_library
@@ -106,7 +107,7 @@ def test_lower_precisions_on_the_reference(family, world_size):
     ("family", "precision", "world_size", "stages", "custom_ops"),
     [
         ("llama", "bf16", 2, None, True), ("chatglm2", "bf16", 4, None, False), ("gpt2", "fp16", 2, [1, 2], True),
-        ("gpt2", "int8", 3, None, True), ("chatglm2", "int4", 4, None, True),
+        ("gpt2", "int8", 3, None, True), ("chatglm2", "int4", 4, None, True), ("llama", "fp8", 4, None, True),
     ],
 )  # fmt: skip
 def test_lower_precisions_on_xla(family, precision, world_size, stages, custom_ops):
