@@ -86,7 +86,7 @@ def test_all_problems_in_one_message(dictionary):
         from_dictionary(dictionary)
     for part in (
         "'model.topkk'; did you mean 'topk'?",
-        "unknown config key 'sesion'; did you mean 'session'?; groups: inputs, session, model, global_args, log_level",
+        "unknown config key 'sesion'; did you mean 'session'?; groups: inputs, session, model, global_args, popart, log_level",
         "log_level='loud': choose one of debug, info, warning, error",
         "config key 'global_args.precision' has no value; set global_args.precision=...",
         "config key 'model.hf_model_name' has no value; set model.hf_model_name=...",

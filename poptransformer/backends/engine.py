@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from poptransformer.errors import UserError
-from poptransformer.graph import Graph, Parameter, State
+from poptransformer.graph import Graph, Parameter, Spec, State
 from poptransformer.ops.collective import COLLECTIVES
 
 
@@ -60,8 +60,16 @@ class Engine(abc.ABC):
 
     Attributes:
       world_size: tensor-parallel ranks.
+      keeps_states: whether states stay on the device from one run to the next. False: graphs are programs by themselves,
+        whose states begin as zeros.
+      batches_per_run: batches of the graphs' size that one run takes, one after the other along the first axis of inputs and
+        outputs.
+      is_stepwise: whether prompts shall go through the decode loop, see DecoderModel.build_generate_stepwise.
     """
 
+    keeps_states = True
+    batches_per_run = 1
+    is_stepwise = False
     world_size = 1
 
     def __init__(self):
@@ -79,6 +87,19 @@ class Engine(abc.ABC):
     def memory_bandwidth_gb_per_s(self) -> float | None:
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
+
+    def check_dtypes(self, *dtypes) -> None:
+        """Refuse dtypes that the backend does not have. Raises: UnsupportedError."""
+        return None
+
+    def check_fits(self, model, layers_per_device, num_prefill: int) -> None:
+        """Refuse a `generate` graph that the devices cannot hold, where the backend can tell before. Raises: UserError."""
+        return None
+
+    @property
+    def device_name(self) -> str:
+        """One device in words, where device_info speaks of all."""
+        return self.device_info.name
 
     def memory_bytes(self) -> int | None:
         """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
@@ -136,9 +157,11 @@ class Engine(abc.ABC):
         if set(declared) != set(inputs):
             raise UserError(f"graph {name!r} takes inputs {sorted(declared)}, given are {sorted(inputs)}")
         for key, value in declared.items():
-            array = np.asarray(inputs[key])
-            if array.shape != value.shape or array.dtype != value.dtype:
-                raise UserError(f"graph {name!r}: input {key!r} is {value.spec}, given is {array.dtype}{list(array.shape)}")
+            array, spec = np.asarray(inputs[key]), value.spec
+            if self.batches_per_run > 1:
+                spec = Spec((self.batches_per_run * spec.shape[0], *spec.shape[1:]), spec.dtype)
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise UserError(f"graph {name!r}: input {key!r} is {spec}, given is {array.dtype}{list(array.shape)}")
             arrays[key] = array
         try:
             return self._run_one(name, arrays)

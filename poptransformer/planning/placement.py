@@ -21,7 +21,7 @@ def plan_session(
     Args:
       model: as one rank sees it.
       layers_per_device: layers of each stage.
-      platform, name: of one device, see DeviceInfo.
+      platform, name: of one device.
       memory_bytes: what a device has for weights, caches and activations; None for devices that share this machine's memory.
     Returns: the Plan; None, with a line in the log, where the system does not tell how much memory there is.
     """

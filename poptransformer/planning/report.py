@@ -33,7 +33,11 @@ def as_text(plan: Plan, sizes: Sizes, ways: list[Plan] = ()) -> str:
     if len(ways) > 1:
         lines += ["", f"ways to use {plan.num_taken} devices:", *(f"  {line}" for line in _ways(ways))]
     if device.kind == "ipu":
-        lines += ["", "Not counted: program code and exchange buffers, which IPUs keep in the same memory."]
+        lines += [
+            "",
+            "Not counted: program code and exchange buffers, which IPUs keep in the same memory, and the second copy of the",
+            "layers' weights that popart.prefill=whole needs for its prompt; popart.prefill=stepwise has one.",
+        ]
     return "\n".join(lines)
 
 

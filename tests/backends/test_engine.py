@@ -80,8 +80,8 @@ def test_states_that_differ_between_graphs(engine):
 
 
 def test_unknown_backend_and_options():
-    with pytest.raises(UnsupportedError, match="backend='popart' is not supported; this version has xla, reference"):
-        make_engine("popart")
+    with pytest.raises(UnsupportedError, match="backend='tf' is not supported; this version has xla, popart, reference"):
+        make_engine("tf")
     assert make_engine("reference").device_info.platform == "numpy"
     with pytest.raises(UserError, match="platform='npu' is unknown; choose one of auto, cpu, cuda, tpu"):
         make_engine("xla", "npu", False, "")

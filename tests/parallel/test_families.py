@@ -4,10 +4,12 @@ The reference runs all ranks in lock step, and quickly: it takes every family wi
 longer to compile; here each family has a number or two of ranks, so that each number has families of every kind.
 """
 
+import json
+
 import jax
 import numpy as np
 import pytest
-from parallel_cases import FAMILIES, MAX_LENGTH, WORLD_SIZES, cases, open_session, shortest
+from parallel_cases import FAMILIES, GOLDEN, MAX_LENGTH, WORLD_SIZES, cases, open_session, shortest
 from parity import GOLDEN_FLOAT32, LIBRARY, needs_library, rms
 from tolerance import assert_close
 
@@ -47,12 +49,11 @@ def test_reference(family, world_size):
 
 # family, ranks, stages
 RUNS = [
-    ("gpt2", 2, None), ("gpt2", 4, None), ("llama", 3, None), ("llama", 8, None), ("chatglm6b", 4, None), ("chatglm2", 4, None),
-    ("chatglm2", 8, None), ("chatglm3", 2, None), ("rwkv", 3, None), ("bloom", 8, None), ("gemma", 3, None),
-    ("gpt_neox", 2, None), ("mistral", 2, None), ("opt", 4, None), ("phi", 8, None), ("qwen2", 3, None), ("qwen3", 4, None),
-    ("gpt2", 1, [1, 1, 1]), ("chatglm6b", 1, [1, 1]), ("chatglm3", 1, [0, 3]), ("rwkv", 1, [2, 1]), ("bloom", 1, [1, 1]),
-    ("qwen2", 1, [2, 0]),
-    ("gpt2", 2, [1, 2]), ("llama", 2, [1, 1]), ("chatglm2", 2, [1, 1]), ("rwkv", 2, [1, 0, 2]),
+    ("gpt2", 2, None), ("llama", 3, None), ("chatglm6b", 4, None), ("chatglm2", 8, None), ("chatglm3", 2, None),
+    ("rwkv", 3, None), ("bloom", 8, None), ("gemma", 3, None), ("gpt_neox", 2, None), ("mistral", 2, None), ("opt", 4, None),
+    ("phi", 8, None), ("qwen2", 3, None), ("qwen3", 4, None),
+    ("gpt2", 1, [1, 1, 1]), ("chatglm6b", 1, [1, 1]), ("qwen2", 1, [2, 0]), ("bloom", 1, [0, 2]),
+    ("llama", 2, [1, 1]), ("chatglm2", 2, [1, 1]), ("rwkv", 2, [1, 0, 2]),
 ]  # fmt: skip
 
 
@@ -86,17 +87,19 @@ def logits_of(family, engine, **options):
         return session.logits(ids)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "chatglm6b", "chatglm2", "rwkv", "bloom"])
+@pytest.mark.parametrize(
+    ("family", "world_size"), [("gpt2", 3), ("llama", 3), ("chatglm6b", 4), ("chatglm2", 3), ("rwkv", 2), ("bloom", 2)]
+)
 def test_lower_precisions_on_the_reference(family, world_size):
     """Ranks are as close to float32 as one device is: what they add up is not rounded in between."""
     wanted = logits_of(family, REFERENCE)
-    for precision, group_size in (("bf16", None), ("fp16", None), ("int8", None), ("int8", -1), ("int4", 32), ("int4", 128)):
-        one, ranks = (
-            rms(logits_of(family, REFERENCE, precision=precision, group_size=group_size, num_replicas=n) - wanted)
-            for n in (1, world_size)
-        )
-        assert 0 < ranks < SLACK * one, (precision, group_size, ranks / one)
+    options = [{"precision": "int8", "group_size": -1}, {"precision": "int4", "group_size": 128}]
+    options += [{"precision": name} for name in ("bf16", "fp16", "fp8", "int8", "int4")]
+    if family != "rwkv":
+        options += [{"kv_cache": name} for name in ("fp8", "int8")]
+    for each in options:
+        one, ranks = (rms(logits_of(family, REFERENCE, num_replicas=n, **each) - wanted) for n in (1, world_size))
+        assert 0 < ranks < SLACK * one, (each, ranks / one)
 
 
 @needs_library
@@ -104,8 +107,7 @@ def test_lower_precisions_on_the_reference(family, world_size):
     ("family", "precision", "world_size", "stages", "custom_ops"),
     [
         ("llama", "bf16", 2, None, True), ("chatglm2", "bf16", 4, None, False), ("gpt2", "fp16", 2, [1, 2], True),
-        ("gpt2", "int8", 3, None, True), ("chatglm6b", "int8", 2, [1, 1], False), ("chatglm2", "int4", 4, None, True),
-        ("rwkv", "int4", 2, None, False),
+        ("gpt2", "int8", 3, None, True), ("chatglm2", "int4", 4, None, True), ("llama", "fp8", 4, None, True),
     ],
 )  # fmt: skip
 def test_lower_precisions_on_xla(family, precision, world_size, stages, custom_ops):
@@ -121,11 +123,11 @@ def test_lower_precisions_on_xla(family, precision, world_size, stages, custom_o
 
 
 def test_pocket(pocket):
-    """Text of the trained model: two ranks, two stages, and two stages of two ranks, custom ops where they are built."""
-    prompts = ["Once upon a time", "The old man opened the box and"]
-    options = {"batch_size": 2, "max_length": 64, "platform": "cpu", "custom_ops": LIBRARY.exists()}
-    texts = []
-    for more in ({}, {"num_replicas": 3}, {"num_replicas": 2, "layers_per_device": "auto", "devices": 4}):
-        with Session(pocket, **options, **more) as session:
-            texts.append([out.text for out in session.generate(prompts, max_new_tokens=24)])
-    assert texts[0] == texts[1] == texts[2]
+    """Golden tokens of the trained model on two stages of two ranks, whose layers are balanced by bytes."""
+    found = json.loads((GOLDEN / "gpt2.json").read_text(encoding="utf-8"))["gpt2-pocket"]["cases"]
+    case = min(found, key=lambda case: len(case["prompt"]))
+    options = {"max_length": 64, "platform": "cpu", "custom_ops": LIBRARY.exists()}
+    with Session(pocket, num_replicas=2, layers_per_device="auto", devices=4, **options) as session:
+        assert session.layers_per_device == [4, 4]
+        (out,) = session.generate([case["prompt"]], max_new_tokens=24, ignore_eos=True)
+    assert out.token_ids == case["greedy"][:24]

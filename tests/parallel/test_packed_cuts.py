@@ -6,50 +6,48 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_cases import GOLDEN, build_model
+from parallel_cases import GOLDEN, build_model, open_session
 from run_op import hypothesis_settings
 
+from poptransformer.float8 import FLOAT8
 from poptransformer.packing import GROUP_SIZES, Packing
 from poptransformer.parallel import Cut, Piece, even_cut
 
-EACH_KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
+FORMS = [(kind, size) for kind in ("int8", "int4") for size in GROUP_SIZES] + [("fp8", -1)]
 
 
 def matrix(shape):
     return (np.random.default_rng(0).standard_normal(shape) * 0.05 + 0.01).astype(np.float32)
 
 
-@EACH_KIND
-@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize(("kind", "group_size"), FORMS)
 def test_split_takes_apart_what_assemble_laid_out(kind, group_size):
     packing = Packing(kind, group_size, 37, 141)
     packed = packing.pack(matrix((37, 141)))
     codes, scales, minimums = packing.split(packed)
     assert codes.shape == (37, 160) and scales.shape == (37, packing.num_groups)
-    assert (minimums is None) == (kind == "int8")
+    assert (minimums is None) == (kind != "int4")
     assert np.array_equal(packing.assemble(codes, scales, minimums), packed)
     width = 141 if group_size == -1 else group_size
-    values = codes[:, :141] * np.repeat(scales.astype(np.float32), width, 1)[:, :141]
+    scales = np.repeat(scales.astype(np.float32), width, 1)[:, :141]
+    codes = codes[:, :141]
     if kind == "int8":
-        values -= 128 * np.repeat(scales.astype(np.float32), width, 1)[:, :141]
+        values = (codes - np.float32(128)) * scales
+    elif kind == "int4":
+        values = codes * scales + np.repeat(minimums.astype(np.float32), width, 1)[:, :141]
     else:
-        values += np.repeat(minimums.astype(np.float32), width, 1)[:, :141]
+        values = codes.view(FLOAT8).astype(np.float32) * scales
     np.testing.assert_allclose(values, packing.unpack(packed), atol=1e-6)
 
 
-@given(
-    st.sampled_from(["int8", "int4"]), st.sampled_from(GROUP_SIZES), st.integers(1, 40), st.integers(1, 300),
-    st.integers(1, 9), st.integers(0, 1),
-)  # fmt: skip
+@given(st.sampled_from(FORMS), st.integers(1, 40), st.integers(1, 300), st.integers(1, 9), st.integers(0, 1))
 @hypothesis_settings(150)
-def test_even_cuts_are_taken_code_by_code(kind, group_size, rows, columns, world_size, axis):
+def test_even_cuts_are_taken_code_by_code(form, rows, columns, world_size, axis):
     """Cuts as layers make them, along outputs or inputs: the parts' values joined are the whole's."""
+    kind, group_size = form
     packing, align = Packing(kind, group_size, rows, columns), 32 if group_size == -1 else group_size
     cut = even_cut(axis, (rows, columns)[axis], world_size, align)
-    if not packing.can_take(cut):
-        # One group for the whole row: only a rank that has all of it.
-        assert axis == 1 and group_size == -1 and columns > cut.local_size
-        return
+    assert packing.can_take(cut)
     packed, parts = packing.pack(matrix((rows, columns))), []
     for rank in range(world_size):
         sizes = {("out_features", "in_features")[axis]: cut.local_size}
@@ -58,14 +56,15 @@ def test_even_cuts_are_taken_code_by_code(kind, group_size, rows, columns, world
         assert part.shape == local.shape and part.dtype == np.uint8
         values = np.moveaxis(local.unpack(part), axis, 0)
         is_empty = cut.indices(rank) < 0
-        if axis == 1:  # a short last group is filled up with its smallest value, and reads inputs that are zeros
-            is_empty &= np.repeat([group.all() for group in np.split(is_empty, np.arange(align, len(is_empty), align))], align)
+        if axis == 1 and kind == "int4":  # a short group is filled up with its smallest value, and reads inputs that are zeros
+            size = len(is_empty) if group_size == -1 else group_size
+            is_empty &= np.repeat([group.all() for group in np.split(is_empty, np.arange(size, len(is_empty), size))], size)
         assert not values[is_empty].any()
         parts.append(values[cut.indices(rank) >= 0])
     assert np.array_equal(np.moveaxis(np.concatenate(parts), 0, axis), packing.unpack(packed))
 
 
-@EACH_KIND
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("pieces", "can"),
     [
@@ -83,10 +82,11 @@ def test_what_can_be_taken(kind, pieces, can):
     cut = Cut(1, 150, tuple((piece, Piece(150, 150, size - piece.size)) for piece in pieces))
     assert packing.can_take(cut) == can
     assert packing.can_take(even_cut(0, 20, 3))  # rows always
+    assert Packing(kind, -1, 20, 150).can_take(cut)  # one scale a row goes with each part of it
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "chatglm2", "rwkv"])
-@pytest.mark.parametrize(("precision", "group_size"), [("int8", 32), ("int8", -1), ("int4", 64), ("int4", 128)])
+@pytest.mark.parametrize(("precision", "group_size"), [("int8", 32), ("int8", -1), ("int4", 64), ("int4", 128), ("fp8", None)])
 def test_ranks_pack_their_own_parts(family, precision, group_size):
     """Each part packed by itself is the part of the float weights: off by half a scale of its own groups at most."""
     floats = build_model(GOLDEN / family, 1).named_parameters()
@@ -102,3 +102,27 @@ def test_ranks_pack_their_own_parts(family, precision, group_size):
                     parameter.packing.out_features, parameter.packing.in_features,
                 )  # fmt: skip
                 assert np.array_equal(part, parameter.packing.pack(wanted))
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
+def test_saved_models_are_cut_as_they_are(precision, tmp_path):
+    """What one device has packed and saved goes to ranks with its values, but where a head's border crosses a group."""
+    with open_session("llama", backend="reference", precision=precision) as session:
+        session.save_quantized(tmp_path)
+    whole = build_model(tmp_path, 1, precision).named_parameters()
+    num_crossed = 0
+    for name, parameter in build_model(tmp_path, 3, precision).named_parameters().items():
+        one = whole[name].packing.unpack(whole[name].load(0)) if parameter.packing else whole[name].load(0)
+        crosses = parameter.packing and not parameter.whole_packing.can_take(parameter.cut)
+        num_crossed += bool(crosses)
+        for rank in range(3):
+            part = parameter.load(rank)
+            assert (part.shape, part.dtype) == (parameter.spec.shape, parameter.spec.dtype)
+            part = parameter.packing.unpack(part) if parameter.packing else part
+            wanted = parameter.cut.take(one, rank) if parameter.cut else one
+            if parameter.cut:
+                there = parameter.cut.indices(rank) >= 0  # what fills a group up may be its smallest value
+                part, wanted = (np.compress(there, array, parameter.cut.axis) for array in (part, wanted))
+            tolerance = float(np.abs(wanted).max(initial=0)) / (127 if precision == "int8" else 7) if crosses else 0
+            np.testing.assert_allclose(part, wanted, rtol=0, atol=tolerance)
+    assert num_crossed == (0 if precision == "fp8" else 2), "the output projections of two layers, heads of 10"

@@ -41,9 +41,8 @@ class ReferenceEngine(Engine):
         self._parameters[parameter.name] = [load(rank) if whole is None else whole for rank in range(self.world_size)]
 
     def _compile_one(self, name, graph):
-        return [
-            Choice(node.op, "NumPy") for node in graph.walk() if node.op != "loop"
-        ]  # nothing to prepare: run walks the nodes
+        # Nothing to prepare: run walks the nodes.
+        return [Choice(node.op, "NumPy") for node in graph.walk() if node.op != "loop"]
 
     def _create_states(self, states):
         for state in states:

@@ -71,7 +71,7 @@ class XlaEngine(Engine):
             else "none (plain XLA)"
         )
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
-        name = cpu_name() if platform == "cpu" else self.device.device_kind
+        name = self.device_name
         world_size, num_stages = self.world_size, len(self.groups)
         if world_size * num_stages > 1:
             stages = f"{num_stages} stages of " if num_stages > 1 and world_size > 1 else ""
@@ -84,6 +84,10 @@ class XlaEngine(Engine):
         if self.device.platform == "cpu":
             return self._library.read_bandwidth_gb_per_s() if self._library else None
         return _copy_bandwidth_gb_per_s(self.device)
+
+    @property
+    def device_name(self):
+        return cpu_name() if self.device.platform == "cpu" else self.device.device_kind
 
     def memory_bytes(self):
         return (self.device.memory_stats() or {}).get("bytes_limit")

@@ -12,7 +12,7 @@ from poptransformer.ops.sample import LEAST_TEMPERATURE, THREEFRY_PARITY, THREEF
 
 
 @lowering("sample")
-def sample(context, logits, temperature, top_k, top_p, min_p, seed, position):
+def sample(context, logits, temperature, top_k, top_p, min_p, seed, position, top_k_limit=None):
     best = _best_on_cpu if context.platform == "cpu" else _best
 
     def greedy():
