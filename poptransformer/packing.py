@@ -25,6 +25,7 @@ import dataclasses
 import numpy as np
 
 from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.parallel import take_or_zero
 
 BLOCK_ROWS = 16  # outputs that lie side by side
 UNIT = 32  # inputs of one unit; groups are whole units
@@ -180,6 +181,43 @@ class Packing:
         out[:, at:] = 0
         return out
 
+    def split(self, packed: np.ndarray):
+        """What `assemble` laid out: codes [O, 32 * num_units] uint8, scales [O, G] float16, minimums the same or None."""
+        num_blocks = len(packed)
+        codes = packed[:, : self.code_bytes].reshape(num_blocks, self.num_units, -1, BLOCK_ROWS, 4)
+        if self.bits == 4:
+            codes = np.concatenate([codes & 15, codes >> 4], axis=2)
+        codes = codes.transpose(0, 3, 1, 2, 4).reshape(num_blocks * BLOCK_ROWS, -1)[: self.out_features]
+        numbers = []
+        for part in range(1 if self.bits == 8 else 2):
+            at = self.code_bytes + part * self.scale_bytes
+            groups = packed[:, at : at + self.scale_bytes].copy().view(np.float16).reshape(num_blocks, -1, BLOCK_ROWS)
+            numbers.append(groups.transpose(0, 2, 1).reshape(num_blocks * BLOCK_ROWS, -1)[: self.out_features])
+        return codes, numbers[0], numbers[1] if len(numbers) > 1 else None
+
+    def can_take(self, cut) -> bool:
+        """Whether no group of weights crosses the borders of a cut."""
+        if cut.axis == 0:
+            return True
+        size = self.units_per_group * UNIT
+        pieces = [piece for rank in cut.ranks for piece in rank if piece.stop > piece.begin]
+        return all(
+            piece.begin % size == 0 and piece.size % size == 0 and (piece.stop % size == 0 or piece.stop == self.in_features)
+            for piece in pieces
+        )
+
+    def take(self, packed: np.ndarray, cut, rank: int) -> np.ndarray:
+        """A rank's part of a whole packed matrix, its codes as they are; what fills up stands for zeros. Needs `can_take`."""
+        codes, scales, minimums = self.split(packed)
+        indices = cut.indices(rank)
+        sizes = [self.out_features, self.in_features]
+        sizes[cut.axis] = len(indices)
+        local = dataclasses.replace(self, out_features=sizes[0], in_features=sizes[1])
+        groups = indices if cut.axis == 0 else indices[:: self.units_per_group * UNIT] // (self.units_per_group * UNIT)
+        codes = np.where(_mask(indices, cut.axis), _ZERO_CODE[self.bits], np.take(codes, np.maximum(indices, 0), cut.axis))
+        numbers = [None if numbers is None else take_or_zero(numbers, groups, cut.axis) for numbers in (scales, minimums)]
+        return local.assemble(codes.astype(np.uint8), *numbers)
+
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The matrix [O, I] float32 that a packed array stands for."""
         return self.unpack_blocks(packed)[: self.out_features]
@@ -212,6 +250,10 @@ class Packing:
         if self.bits == 4:
             packed[:, at + 2 * count : at + 4 * count] = np.full(count, -span / 2, np.float16).view(np.uint8)
         return packed
+
+
+def _mask(indices, axis):
+    return (indices < 0)[:, None] if axis == 0 else (indices < 0)[None]
 
 
 def _float16_towards(x, direction):
