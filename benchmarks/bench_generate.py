@@ -18,7 +18,7 @@ import subprocess
 import time
 
 import numpy as np
-from shapes import hf_config
+from shapes import hf_config, prompt_ending
 
 from poptransformer import Session
 
@@ -36,10 +36,11 @@ def main():
     samples = {name: [] for name in variants}
     bandwidths = []
     probe = next(variant for variant in variants.values() if isinstance(variant, Ours)).session
-    generator = np.random.default_rng(0)
+    generator, ending = np.random.default_rng(0), prompt_ending(probe.config)
     for round_number in range(arguments.rounds + 1):
         for name, variant in variants.items():
-            prompts = generator.integers(10, 250, (arguments.batch_size, arguments.prompt_tokens)).tolist()
+            prompts = generator.integers(10, 250, (arguments.batch_size, arguments.prompt_tokens - len(ending))).tolist()
+            prompts = [prompt + ending for prompt in prompts]
             bandwidth = probe.memory_bandwidth_gb_per_s()
             sample = variant.measure(prompts)
             if round_number > 0:  # the first round warms up

@@ -26,6 +26,22 @@ SHAPES = {
         "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096,
         "rope_theta": 10000.0, "tie_word_embeddings": False,
     },
+    "chatglm-6b": {
+        "model_type": "chatglm", "vocab_size": 130528, "hidden_size": 4096, "inner_hidden_size": 16384, "num_layers": 28,
+        "num_attention_heads": 32, "max_sequence_length": 2048, "position_encoding_2d": True, "layernorm_epsilon": 1e-5,
+        "bos_token_id": 130004, "mask_token_id": 130000, "gmask_token_id": 130001, "eos_token_id": 130005, "pad_token_id": 3,
+    },
+    "chatglm2-6b": {
+        "model_type": "chatglm", "padded_vocab_size": 65024, "hidden_size": 4096, "ffn_hidden_size": 13696, "num_layers": 28,
+        "num_attention_heads": 32, "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 128,
+        "seq_length": 32768, "layernorm_epsilon": 1e-5, "rmsnorm": True, "add_qkv_bias": True, "add_bias_linear": False,
+        "original_rope": True, "post_layer_norm": True, "apply_residual_connection_post_layernorm": False,
+        "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+    },
+    "rwkv-4-1.5b": {
+        "model_type": "rwkv", "vocab_size": 50277, "hidden_size": 2048, "num_hidden_layers": 24, "context_length": 1024,
+        "layer_norm_epsilon": 1e-5, "rescale_every": 6,
+    },
     "rwkv-4-169m": {
         "model_type": "rwkv", "vocab_size": 50277, "hidden_size": 768, "num_hidden_layers": 12, "context_length": 1024,
         "layer_norm_epsilon": 1e-5, "rescale_every": 6,
@@ -34,7 +50,25 @@ SHAPES = {
 
 
 def hf_config(name: str) -> dict:
-    """The shape's config.json as a dict; Session takes it for `model` with random_weights=True."""
+    """The shape's config.json as a dict; Session takes it for `model` with random_weights=True.
+
+    Args:
+      name: one of SHAPES, or one with a number of layers instead of its own: "llama-2-7b:8".
+    """
+    name, _, num_layers = name.partition(":")
     if name not in SHAPES:
         raise SystemExit(f"no shape {name!r}; there are {', '.join(SHAPES)}")
-    return SHAPES[name]
+    config = dict(SHAPES[name])
+    if num_layers:
+        key = next(key for key in ("num_hidden_layers", "num_layers", "n_layer") if key in config)
+        config[key] = int(num_layers)
+    return config
+
+
+def prompt_ending(config) -> list[int]:
+    """Token ids that a prompt of a model must end with: ChatGLM-6B's blank and where its filling begins; none elsewhere.
+
+    Args:
+      config: the model's config dataclass.
+    """
+    return [config.gmask_token_id, config.sop_token_id] if hasattr(config, "gmask_token_id") else []

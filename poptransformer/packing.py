@@ -242,14 +242,19 @@ class Packing:
         """Random packed weights of about the deviation that random float weights have, for speed without a checkpoint."""
         generator = np.random.default_rng(seed)
         packed = np.frombuffer(generator.bytes(int(np.prod(self.shape))), np.uint8).reshape(self.shape).copy()
-        span = 0.07  # of uniform values with a deviation of 0.02
-        scale = np.float16(span / (2**self.bits - 1))
+        scale, minimum = self.drawn_numbers
         at, count = self.code_bytes, self.num_groups * BLOCK_ROWS
         packed[:, at : at + 2 * count] = np.full(count, scale, np.float16).view(np.uint8)
         packed[:, at + 2 * count :] = 0
         if self.bits == 4:
-            packed[:, at + 2 * count : at + 4 * count] = np.full(count, -span / 2, np.float16).view(np.uint8)
+            packed[:, at + 2 * count : at + 4 * count] = np.full(count, minimum, np.float16).view(np.uint8)
         return packed
+
+    @property
+    def drawn_numbers(self) -> tuple[np.float16, np.float16]:
+        """Scale and minimum of the groups of random weights: codes then stand for values with a deviation of 0.02."""
+        span = 0.07  # of uniform values
+        return np.float16(span / (2**self.bits - 1)), np.float16(-span / 2)
 
 
 def _mask(indices, axis):

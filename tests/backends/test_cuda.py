@@ -73,9 +73,25 @@ def test_each_family_gives_its_golden_tokens(family):
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_packed_weights_give_the_logits_of_the_cpu(precision):
-    """Both unpack in plain XLA; the CPU is asked not to round activations as its kernel does."""
-    logits = []
-    for platform, custom_ops in (("cpu", False), ("cuda", "auto")):
+    """Plain XLA unpacks them on both; the kernel, for few tokens at a time, rounds activations to 8 bits."""
+    logits, losses = [], []
+    for platform, custom_ops in (("cpu", False), ("cuda", False), ("cuda", True)):
         with Session(POCKET, platform=platform, precision=precision, kv_cache="fp32", custom_ops=custom_ops) as session:
             logits.append(session.logits(PROMPTS[1]))
+            ids = session.tokenizer.encode((POCKET / "valid.txt").read_text(encoding="utf-8")[:600])
+            # Seven tokens at a time, as many as a row of x each in one call of the kernel.
+            losses.append(-np.concatenate([session.score(ids[at : at + 8]) for at in range(0, 120, 8)]).mean())
     assert np.abs(logits[0] - logits[1]).max() < 1e-2
+    assert abs(losses[1] / losses[0] - 1) < 1e-3
+    assert 0 < abs(losses[2] / losses[1] - 1) < 5e-3
+
+
+def test_decoding_with_packed_weights_takes_the_kernel():
+    """One row at a time; the text is that of float32 for a while, as on the CPU."""
+    with Session(POCKET, platform="cuda", precision="int8") as session:
+        assert "packed_linear" in session.device_info.custom_ops
+        packed = session.generate(PROMPTS[1], max_new_tokens=20)[0]
+        exact = session.score(session.tokenizer.encode(PROMPTS[1]) + packed.token_ids)
+    with Session(POCKET, platform="cuda", precision="int8", custom_ops=False) as session:
+        plain = session.score(session.tokenizer.encode(PROMPTS[1]) + packed.token_ids)
+    assert np.abs(exact - plain).max() < 0.2 and plain[-20:].mean() > -3

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from poptransformer.graph import Value
+
 LOWERINGS: dict[str, Callable] = {}
 
 
@@ -21,11 +23,13 @@ class Context:
     Attributes:
       platform: JAX's name of it, "cpu", "gpu" or "tpu".
       custom_ops: names of the ops that run as kernels of this project.
+      specs: how parameters lie on the devices that lie there otherwise than the graph says, as pytrees of Specs.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
     """
 
     platform: str
     custom_ops: frozenset[str]
+    specs: dict[Value, object] = dataclasses.field(default_factory=dict)
     evaluate: Callable | None = None
 
 

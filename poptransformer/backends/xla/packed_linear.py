@@ -1,26 +1,35 @@
-"""XLA lowerings of packed_linear and packed_gather: the project's kernel where it is built, else unpacking in jnp."""
+"""XLA lowerings of packed_linear and packed_gather: the project's kernel where it is built, else plain XLA."""
 
-import math
+import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from poptransformer.backends.xla.lowering import lowering, product
-from poptransformer.packing import BLOCK_ROWS, UNIT
+from poptransformer.backends.xla import packed_rows
+from poptransformer.backends.xla.lowering import lowering
+from poptransformer.backends.xla.packed_rows import PackedRows
+from poptransformer.packing import BLOCK_ROWS
+
+MOST_KERNEL_ROWS = 8  # of x, on a GPU; with more, unpacking the matrix once is cheaper than multiplying codes for each
 
 
 @lowering("packed_linear")
 def packed_linear(context, x, weight, bias, packing, out_dtype):
-    if "packed_linear" in context.custom_ops:
+    has_kernel = "packed_linear" in context.custom_ops
+    if has_kernel and context.platform == "cpu":
         from poptransformer.backends.xla import custom_ops
 
         return custom_ops.packed_linear(x, weight, bias, packing, out_dtype)
-    if math.prod(x.shape[:-1]) == 1:
-        y = _one_row(x.reshape(-1), weight, packing).reshape(*x.shape[:-1], -1)
+    rows, weight = x.reshape(-1, x.shape[-1]), _rearranged(weight, packing)
+    if has_kernel and len(rows) <= MOST_KERNEL_ROWS:
+        from poptransformer.backends.xla import packed_linear_gpu
+
+        y = packed_linear_gpu.few_rows_product(rows, weight, packing)
+    elif len(rows) == 1:
+        y = packed_rows.one_row_product(rows[0], weight, packing)[None]
     else:
-        values = _rows(_unpack(weight, packing), packing)[: packing.out_features].astype(x.dtype)
-        y = product(x, values, (((x.ndim - 1,), (1,)), ((), ())))
+        y = packed_rows.many_rows_product(rows, weight, packing)
+    y = y.reshape(*x.shape[:-1], packing.out_features)
     if bias is not None:
         y = y + bias.astype(jnp.float32)
     return y.astype(out_dtype)
@@ -33,42 +42,15 @@ def packed_gather(context, weight, indices, packing, out_dtype):
     if "gather" in context.custom_ops:
         from poptransformer.backends.xla import custom_ops
 
-        blocks = custom_ops.gather(weight, flat // BLOCK_ROWS)
+        gathered = dataclasses.replace(packing, out_features=flat.size * BLOCK_ROWS)
+        table = packed_rows.rearrange(custom_ops.gather(weight, flat // BLOCK_ROWS), gathered)
+        flat = jnp.arange(flat.size) * BLOCK_ROWS + flat % BLOCK_ROWS
     else:
-        blocks = jnp.take(weight, flat // BLOCK_ROWS, axis=0)
-    values = _rows(_unpack(blocks, packing), packing).reshape(flat.size, BLOCK_ROWS, packing.in_features)
-    rows = jnp.take_along_axis(values, (flat % BLOCK_ROWS)[:, None, None], axis=1)
-    return rows.reshape(*indices.shape, packing.in_features).astype(out_dtype)
+        table = _rearranged(weight, packing)
+    rows = jax.tree.map(lambda part: part[flat], table)
+    return packed_rows.unpack(rows, packing).reshape(*indices.shape, packing.in_features).astype(out_dtype)
 
 
-def _unpack(packed, packing):
-    """Values as they lie: [n, units, 8, 16, 4] float32 for n blocks."""
-    num_blocks = packed.shape[0]
-    codes = packed[:, : packing.code_bytes].reshape(num_blocks, packing.num_units, -1, BLOCK_ROWS, 4)
-    if packing.bits == 4:
-        codes = jnp.concatenate([codes & 15, codes >> 4], axis=2)
-    values = codes.astype(jnp.float32)
-    at, scale_bytes = packing.code_bytes, packing.scale_bytes
-    scales = _per_unit(packed[:, at : at + scale_bytes], packing)
-    if packing.bits == 8:
-        return (values - 128) * scales
-    return values * scales + _per_unit(packed[:, at + scale_bytes : at + 2 * scale_bytes], packing)
-
-
-def _per_unit(numbers, packing):
-    """float16 numbers of groups, given as bytes, for each unit: [n, units, 1, 16, 1] float32."""
-    numbers = jax.lax.bitcast_convert_type(numbers.reshape(-1, packing.num_groups, BLOCK_ROWS, 2), jnp.float16)
-    group_of = np.arange(packing.num_units) // packing.units_per_group
-    return numbers[:, group_of].astype(jnp.float32)[:, :, None, :, None]
-
-
-def _rows(values, packing):
-    """[n, units, 8, 16, 4] -> [16 * n, I]."""
-    return values.transpose(0, 3, 1, 2, 4).reshape(values.shape[0] * BLOCK_ROWS, -1)[:, : packing.in_features]
-
-
-def _one_row(x, weight, packing):
-    """The product for one row of x [I] without moving codes: multiply where they lie, then add up. [O] float32."""
-    padded = jnp.pad(x.astype(jnp.float32), (0, packing.num_units * UNIT - packing.in_features))
-    products = _unpack(weight, packing) * padded.reshape(packing.num_units, 8, 1, 4)
-    return products.sum((1, 2, 4)).reshape(-1)[: packing.out_features]
+def _rearranged(weight, packing):
+    """Parameters are rearranged when they are loaded, what a graph computes is here."""
+    return weight if isinstance(weight, PackedRows) else packed_rows.rearrange(weight, packing)

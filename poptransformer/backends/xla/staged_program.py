@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from poptransformer.backends.xla.compiler_options import compiler_options
 from poptransformer.backends.xla.program import emit_nodes, evaluate, uninterrupted
 from poptransformer.graph import Graph, Node, Value
 from poptransformer.rank_values import rank_values
@@ -102,8 +103,9 @@ class StagedProgram:
         trees = (piece.donated, piece.kept), piece.results
         are_cut = [jax.tree.map(lambda value: value in self._differing, tree) for tree in trees]
         jitted = jax.jit(group.on_ranks(program, *are_cut), donate_argnums=0, keep_unused=True)
-        abstract = jax.tree.map(lambda value: group.abstract(value.spec, value in self._differing), trees[0])
-        piece.program = uninterrupted(jitted.lower(*abstract).compile)
+        abstract = jax.tree.map(lambda value: group.abstract_of(value, value in self._differing, self._context.specs), trees[0])
+        lowered = jitted.lower(*abstract)
+        piece.program = uninterrupted(lambda: lowered.compile(compiler_options(self._context.platform)))
 
     def _is_replaced(self, value, graph):
         """Whether a value is a state that the graph updates, or what a loop carries: another one takes its place."""
