@@ -15,7 +15,8 @@ block_bytes], a row for each block of 16 outputs, whose parts follow each other:
     zeros    up to a multiple of 64 bytes
 
 so that one vector holds four inputs of 16 outputs, as the dot product instructions of 8-bit integers want them. Inputs past I
-and outputs past O have zeros. In Python only the lowerings of packed_linear know the layout as well, in C++ its kernel.
+and outputs past O have zeros. In Python only `rearrange` in backends/xla/packed_rows.py knows the layout as well, in C++ the
+kernel.
 """
 
 from __future__ import annotations
