@@ -12,9 +12,10 @@ PIP := $(RUN_PYTHON) -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo test lint bench clean help
+.PHONY: build demo test test-sanitize lint bench clean help
 
 include custom_ops/custom_ops.mk
+include custom_ops/tests/sanitize.mk
 
 build: $(RUNTIME_STAMP)  ## build the custom ops for this machine
 	@$(MAKE) -s --no-print-directory -j$(shell nproc 2>/dev/null || echo 2) custom-ops
@@ -29,6 +30,9 @@ test: lint build $(DEVELOPMENT_STAMP)  ## lint, build, fetch a small model (98 M
 	@$(RUN_PYTHON) -m poptransformer.checkpoint.fetch smollm2 || test -z "$$CI"
 	$(RUN_PYTHON) -m pytest -q -n auto --maxprocesses=4 --dist loadfile $(PYTEST_ARGS)
 
+test-sanitize:  ## test the kernels in C++ with AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	@$(MAKE) -s --no-print-directory -j$(shell nproc 2>/dev/null || echo 2) sanitize
+
 lint: $(DEVELOPMENT_STAMP)  ## check style and common mistakes with ruff
 	$(RUN_PYTHON) -m ruff check .
 	$(RUN_PYTHON) -m ruff format --check .
@@ -40,7 +44,7 @@ clean: clean-custom-ops  ## remove what was built and cached (the virtual enviro
 	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*##/\1:/p' $(firstword $(MAKEFILE_LIST)) | column -t -s:
+	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' $(firstword $(MAKEFILE_LIST)) | column -t -s:
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

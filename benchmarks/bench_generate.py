@@ -7,24 +7,38 @@
 
 All variants run in turn, round after round, each beside a measurement of the memory bandwidth. Prompts are new random ids in
 every round; decoding is greedy and ignores end-of-sequence tokens.
+
+    python benchmarks/bench_generate.py --model smollm2 --precision int4 --peers [--prefill 512] [--batch-size 8]
+
+measures beside other engines, each in a process of its own, the models of benchmarks/peers/prepare.py; PEERS_VENVS names the
+folder of their virtual environments, see benchmarks/peers/catalog.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import pathlib
 import platform
 import statistics
 import subprocess
+import sys
 import time
 
 import numpy as np
-from shapes import hf_config, prompt_ending
 
-from poptransformer import Session
+sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)  # not this folder: names of other packages are in peers/
+
+from benchmarks.shapes import hf_config, prompt_ending  # noqa: E402
+from poptransformer import Session  # noqa: E402
 
 
 def main():
     arguments = parse_arguments()
+    if arguments.peers:
+        from benchmarks.peers.compare import compare
+
+        return compare(arguments)
     model = arguments.model or hf_config(arguments.shape)
     variants = {}
     for precision in arguments.precision:
@@ -59,13 +73,19 @@ def parse_arguments():
     parser.add_argument("--precision", nargs="+", default=["fp32"])
     parser.add_argument("--custom-ops", nargs="+", default=["auto"], choices=["auto", "true", "false"])
     parser.add_argument("--platform", default="auto")
-    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--batch-size", "--batch", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=128, help="1: nothing to prefill, and less to compile")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--max-length", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true", help="leave Hugging Face out")
-    return parser.parse_args()
+    parser.add_argument("--peers", action="store_true", help="beside every engine that is installed, on the CPU; wants --model")
+    parser.add_argument("--prefill", type=int, default=None, help="with --peers: tokens of the prompt for prefill")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="with --peers: of each engine")
+    arguments = parser.parse_args()
+    if arguments.peers and not arguments.model:
+        parser.error("--peers compares the models that benchmarks/peers/prepare.py makes: it wants --model")
+    return arguments
 
 
 class Ours:
@@ -110,16 +130,13 @@ class HuggingFace:
 
     def __init__(self, arguments, model, precision):
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
 
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        from benchmarks.peers.transformers import Engine
+
         is_cuda = arguments.platform in ("auto", "cuda") and torch.cuda.is_available()
-        self.device = "cuda" if is_cuda else "cpu"
-        if isinstance(model, dict):
-            self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model), dtype=dtype)
-        else:
-            self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        self.model = self.model.to(self.device).eval()
+        threads = torch.get_num_threads()
+        options = {"device": "cuda" if is_cuda else "cpu"}
+        self.engine = Engine(model, precision, threads, arguments.batch_size, arguments.max_length, options)
         self.new_tokens = arguments.new_tokens
 
     def measure(self, prompts):
@@ -130,17 +147,8 @@ class HuggingFace:
         }
 
     def _seconds(self, prompts, new_tokens):
-        import torch
-
-        ids = torch.tensor(prompts, device=self.device)
         begin = time.perf_counter()
-        with torch.inference_mode():
-            self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
-                do_sample=False, pad_token_id=0,
-            )  # fmt: skip
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        self.engine.generate(prompts, new_tokens)  # the tokens are back on the host: nothing is left to wait for
         return time.perf_counter() - begin
 
 

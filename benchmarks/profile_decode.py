@@ -14,15 +14,19 @@ import collections
 import glob
 import itertools
 import os
+import pathlib
 import re
+import sys
 import tempfile
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="  # before JAX starts
 
 import jax
-from shapes import hf_config, prompt_ending
 
-from poptransformer import Session
+sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)  # as in bench_generate.py
+
+from benchmarks.shapes import hf_config, prompt_ending  # noqa: E402
+from poptransformer import Session  # noqa: E402
 
 NEW_TOKENS = 64  # one run of the decode graph
 

@@ -1,6 +1,6 @@
 # Custom ops for the CPU; included by the Makefile at the top.
 #
-# custom_ops/OP/*.cc makes one library, no list to edit. A file named *_kernel.cc is compiled once per instruction set (see
+# custom_ops/OP/*.cc makes one library, no list to edit (custom_ops/tests/ makes programs of its own, see sanitize.mk there). A file named *_kernel.cc is compiled once per instruction set (see
 # custom_ops/common/simd.h), any other once. The interpreter is asked for XLA's headers only when something is to be compiled.
 
 CXX ?= g++
@@ -28,7 +28,8 @@ CUSTOM_OPS_FLAGS_avx512 += -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unkn
 # This one's AVX-512 build is run only where there is VNNI as well.
 $(CUSTOM_OPS_BUILD)/packed_linear/%.avx512.o: CUSTOM_OPS_FLAGS_avx512 += -mavx512vnni
 
-CUSTOM_OPS_SOURCES := $(wildcard custom_ops/*/*.cc)
+CUSTOM_OPS_TEST_SOURCES := $(wildcard custom_ops/tests/*.cc)
+CUSTOM_OPS_SOURCES := $(filter-out $(CUSTOM_OPS_TEST_SOURCES),$(wildcard custom_ops/*/*.cc))
 CUSTOM_OPS_KERNELS := $(filter %_kernel.cc,$(CUSTOM_OPS_SOURCES))
 CUSTOM_OPS_OBJECTS := \
   $(patsubst custom_ops/%.cc,$(CUSTOM_OPS_BUILD)/%.o,$(filter-out %_kernel.cc %_amx.cc,$(CUSTOM_OPS_SOURCES))) \

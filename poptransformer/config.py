@@ -75,9 +75,29 @@ class GlobalArgs:
 
     num_replicas: int
     batch_size: int
-    precision: str
+    precision: str | None
     group_size: int | None
     kv_cache: str | None
+
+
+@dataclasses.dataclass
+class PopartConfig:
+    """Options of backend popart, which alone looks at them; fields of PopartOptions under the same names."""
+
+    device: str
+    ipu_version: str
+    python: str | None
+    prefill: str
+    check_memory: bool
+    disable_outlining: bool
+    unstable_softmax: bool
+    disable_matmul_multi_stage_reduce: bool
+    constant_folding_of_multiple_consumers: bool
+    use_loop_candidate_creator: bool
+    execution_cache_name: str | None
+    profile_name: str | None
+    enable_pipeline: bool
+    batch_per_step: int
 
 
 @dataclasses.dataclass
@@ -88,6 +108,7 @@ class Config:
     session: SessionConfig
     model: ModelConfig
     global_args: GlobalArgs
+    popart: PopartConfig
     log_level: str
 
     def open_session(self):
@@ -101,6 +122,7 @@ class Config:
             **own,
             **dataclasses.asdict(self.session),
             **dataclasses.asdict(self.global_args),
+            popart=dataclasses.asdict(self.popart) if self.session.backend == "popart" else None,
         )
 
     def generation_settings(self) -> dict:
@@ -113,7 +135,9 @@ class Config:
         return {name: model[name] for name in names} | {"top_k": model["topk"]}
 
 
-GROUPS = {"inputs": Inputs, "session": SessionConfig, "model": ModelConfig, "global_args": GlobalArgs}
+GROUPS = {
+    "inputs": Inputs, "session": SessionConfig, "model": ModelConfig, "global_args": GlobalArgs, "popart": PopartConfig,
+}  # fmt: skip
 
 
 def main(config_dir: str, config_name: str):
@@ -218,7 +242,7 @@ def from_dictionary(dictionary: dict) -> Config:
     made = {group: kind(**fields[group]) for group, kind in GROUPS.items()}
     if is_single(made["inputs"].prompts):
         made["inputs"].prompts = [made["inputs"].prompts]
-    return Config(made["inputs"], made["session"], made["model"], made["global_args"], dictionary["log_level"])
+    return Config(**made, log_level=dictionary["log_level"])
 
 
 def set_up_logging(level: str) -> None:

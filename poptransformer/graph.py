@@ -81,6 +81,19 @@ class Parameter:
             return shape
         return (*shape[: self.cut.axis], self.cut.whole_size, *shape[self.cut.axis + 1 :])
 
+    @property
+    def whole_packing(self) -> Packing | None:
+        """What the bytes of the whole matrix mean, cut or not; None for an array of numbers."""
+        if self.packing is None or self.cut is None:
+            return self.packing
+        out_features, in_features = self.logical_shape
+        return dataclasses.replace(self.packing, out_features=out_features, in_features=in_features)
+
+    @property
+    def whole_spec(self) -> Spec:
+        """Shape and dtype of the whole weight as a model of one rank has it."""
+        return Spec(self.whole_packing.shape if self.packing else self.logical_shape, self.dtype)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
@@ -294,7 +307,7 @@ class Graph:
             value
             for node in self.walk()
             for place, value in enumerate(node.inputs)
-            if value is not None and not (node.op == "gather" and place == 0)
+            if value is not None and not (node.op in ("gather", "packed_gather") and place == 0)
         }
         return sum(parameter.spec.num_bytes for parameter, value in self.parameters.values() if value in read)
 

@@ -138,7 +138,10 @@ class _Writer:
     def dtype(self, dtype) -> int:
         """ONNX's number for a dtype."""
         name = np.dtype(dtype).name
-        return getattr(self.onnx.TensorProto, {"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper()))
+        return getattr(
+            self.onnx.TensorProto,
+            {"float32": "FLOAT", "float64": "DOUBLE", "float8_e4m3fn": "FLOAT8E4M3FN"}.get(name, name.upper()),
+        )
 
     def ref(self, item) -> str:
         """The name of an input: a Value, a name, or None for one that is left out."""
@@ -430,7 +433,10 @@ def _packed(writer, node, packing, out_dtype):
          in_features=packing.in_features, out_dtype=writer.dtype(out_dtype))  # fmt: skip
 
 
-@_translates("attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob", "token_shift", "wkv")
+@_translates(
+    "attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob", "token_shift", "wkv",
+    "all_reduce", "all_gather", "rank_index",
+)  # fmt: skip
 def _own(writer, node, **attributes):
     inputs, outputs = ([writer.ref(value) for value in values] for values in (node.inputs, node.outputs))
     attributes = {name: value for name, value in attributes.items() if value is not None}

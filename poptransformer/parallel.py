@@ -66,11 +66,6 @@ class Cut:
         """A rank's part of a whole weight."""
         return take_or_zero(whole, self.indices(rank), min(self.axis, whole.ndim - 1))
 
-    def of_bias(self) -> Cut:
-        """The same cut for the bias of a matrix whose outputs are cut."""
-        assert self.axis == 0
-        return self
-
 
 def take_or_zero(array: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:
     """Rows (or columns) of an array by index; zeros where the index is -1."""

@@ -12,7 +12,8 @@ def rank_values(graph: Graph) -> set[Value]:
     """Values that each rank has its own of: cut weights and states, the rank's index, and what is computed from them before
     the ranks' parts are brought together.
 
-    Raises: UserError if an output, or the update of a state that all ranks share, is among them.
+    Raises: UserError if an output, the condition of a loop, or the update of a state that all ranks share, is among them, or
+      if the update of a state that each rank has its own of is not.
     """
     differing = {value for parameter, value in graph.parameters.values() if parameter.cut is not None}
     differing |= {value for state, value in graph.states.values() if state.is_cut}
@@ -23,11 +24,21 @@ def rank_values(graph: Graph) -> set[Value]:
         for name, value in graph.state_updates.items()
         if value in differing and not graph.states[name][0].is_cut
     ]
+    wrong += [
+        f"condition of a loop{node.scope and f' of {node.scope}'}"
+        for node in graph.walk()
+        if node.op == "loop"
+        and not differing.isdisjoint((node.inputs[0], next(iter(node.attributes["body"].outputs.values()))))
+    ]
     if wrong:
         raise UserError(
             f"graph {graph.name!r}: {', '.join(wrong)} would differ between ranks; an all_reduce or all_gather is missing, or "
-            "the state is not marked is_cut"
+            "a state is not marked is_cut"
         )
+    same = [name for name, value in graph.state_updates.items() if graph.states[name][0].is_cut and value not in differing]
+    if same:
+        names = ", ".join(f"state {name!r}" for name in same)
+        raise UserError(f"graph {graph.name!r}: {names} is marked is_cut, but its update is the same on all ranks")
     return differing
 
 

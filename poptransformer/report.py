@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poptransformer.description import lowering_line
 from poptransformer.generation.result import Generation
 from poptransformer.tokenizers.chat import conversations
 
@@ -56,13 +57,15 @@ def print_chat(session, messages, settings: dict) -> list[Generation]:
 
 
 def report(session, generations: list[Generation]) -> str:
-    """Say what ran where, and how fast: figures of all waves together, beside the memory bandwidth measured now.
+    """Say what ran where, and how fast: figures of all waves together, beside the memory bandwidth measured now; and what each
+    device holds, where there are several.
 
     Args:
       session: the Session that made the generations.
       generations: its results.
     Returns: lines of text.
     """
+    device = session.device_info
     waves = list({id(generation.timings): generation.timings for generation in generations}.values())
     prefill_ms = sum(wave.prefill_ms for wave in waves)
     prefill_tokens = sum(wave.prefill_tokens for wave in waves)
@@ -70,16 +73,19 @@ def report(session, generations: list[Generation]) -> str:
     steps = sum(wave.decode_steps for wave in waves)
     tokens = sum(wave.decode_tokens for wave in waves)
     ms_per_token = decode_ms / steps if steps else 0.0
-    gb_per_s = session.weight_bytes_per_token / ms_per_token / 1e6 if steps else 0.0
+    # Virtual devices read the same memory at the same time; others have their own.
+    num_readers = session.num_replicas if device.platform in ("cpu", "numpy") else 1
+    gb_per_s = num_readers * session.weight_bytes_per_token / ms_per_token / 1e6 if steps else 0.0
     bandwidth = session.memory_bandwidth_gb_per_s()
     share = f"{gb_per_s / bandwidth:.0%} of the {bandwidth:.1f} GB/s measured now" if bandwidth else "bandwidth not measured"
-    device = session.device_info
+    each = f" on each of {session.num_replicas} ranks" if session.num_replicas > 1 else ""
     lines = {
         "device": f"{device.platform}, {device.name}",
         "custom ops": device.custom_ops,
+        "decode ops": lowering_line(session.describe().graphs["decode"]),
         "precision": f"{session.precision}, {session.model.memory} {session.model.states()[0].dtype.name}",
         "batch size": f"{session.batch_size}, up to {session.max_length} tokens a row",
-        "weights": f"{session.weight_bytes_per_token / 1e6:.1f} MB read per token",
+        "weights": f"{session.weight_bytes_per_token / 1e6:.1f} MB read per token{each}",
         "open": f"{session.timings_s['open']:.2f} s (config, tokenizer, device)",
         "load": f"{session.timings_s['load']:.2f} s",
         "compile": f"{session.timings_s['compile']:.2f} s",
@@ -88,4 +94,5 @@ def report(session, generations: list[Generation]) -> str:
         "read": f"{gb_per_s:.1f} GB/s, {share}",
     }
     width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+    block = "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+    return block if session.plan is None else f"{block}\n\n{session.plan.table()}"

@@ -7,10 +7,12 @@ import numbers
 import os
 
 from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.precision import precision as find_precision
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take memory whether used or not
+DEFAULT_PRECISION = "fp32"
+DEFAULT_MAX_LENGTH = 2048  # positions, where the model's own limit is higher: caches take a device's memory whether used or not
 LARGEST_MAX_LENGTH = 2**30  # where the model sets no limit: positions are int32
 
 
@@ -47,6 +49,25 @@ def check_max_length(max_length, config, has_positions=True) -> int:
             f"max_length={max_length} is more than the model's {limit} positions{why and f' ({why})'}; set at most {limit}"
         )
     return max_length
+
+
+def choose_precision(precision, kv_cache, group_size, saved):
+    """The Precision: what was asked for; of a model that was saved with packed weights, its own.
+
+    Args:
+      precision, kv_cache, group_size: Session's arguments.
+      saved: checkpoint.saved.Saved, or None for any other model.
+    Raises: UserError if a saved model has another precision than asked for.
+    """
+    if saved is None:
+        return find_precision(DEFAULT_PRECISION if precision is None else precision, kv_cache, group_size)
+    for name, asked, own in (("precision", precision, saved.precision), ("group_size", group_size, saved.group_size)):
+        if asked not in (None, own):
+            what = "without groups" if own is None else f"in {own}" if name == "precision" else f"with group_size={own}"
+            raise UserError(
+                f"{name}={asked!r}: {saved.path} was saved {what}; leave {name} out, or give the model that it was made from"
+            )
+    return find_precision(saved.precision, kv_cache, saved.group_size)
 
 
 def check_kv_cache(kv_cache, precision, model_class) -> None:

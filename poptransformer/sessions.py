@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import numbers
+import pathlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,10 @@ import numpy as np
 
 from poptransformer.backends import join_cluster, make_engine
 from poptransformer.checkpoint.reader import Checkpoint
-from poptransformer.errors import UserError
+from poptransformer.checkpoint.save import save_model
+from poptransformer.description import Description, count_choices, lowering_table
+from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.generation.program_wave import ProgramWave, generate_name
 from poptransformer.generation.prompts import encode_prompts, is_single
 from poptransformer.generation.result import Generation, Piece
 from poptransformer.generation.row import Row
@@ -22,12 +26,21 @@ from poptransformer.generation.settings import check_stop_ids, settings_per_row
 from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
 from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
+from poptransformer.models.sampling import Sampling
 from poptransformer.planning.balance import balance
-from poptransformer.precision import precision as find_precision
+from poptransformer.planning.placement import plan_session
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
-from poptransformer.session_arguments import check_kv_cache, check_max_length, check_types, count_stages, positive, token_ids_of
-from poptransformer.tokenizers import load_tokenizer
+from poptransformer.session_arguments import (
+    check_kv_cache,
+    check_max_length,
+    check_types,
+    choose_precision,
+    count_stages,
+    positive,
+    token_ids_of,
+)
+from poptransformer.tokenizers import load_tokenizer, save_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
 logger = logging.getLogger(__name__)
@@ -38,9 +51,10 @@ MAX_STREAM_STEPS = 8  # tokens of a row between two pieces of a stream
 class Session:
     """A model, its weights on a device, and its compiled graphs.
 
-    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `compile`, `run`, `graph`, `device_info` and
-    `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs them, or by
-    `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the device's memory.
+    `generate`, `chat`, their streams, `score` and `logits` are what it is for; `describe`, `compile`, `run`, `graph`,
+    `device_info` and `timings_s` show what is under them. Weights are read and graphs compiled at the first call that needs
+    them, or by `compile()`. Calls from several threads queue. Use as a context manager, or call `close()`, to free the
+    device's memory.
 
     Rows do not influence each other: in fp32 a prompt's tokens are the same in every batch size and place. Sums may be made
     in another order where batch sizes or prompt lengths take another program (above 8 rows, say), so logits agree to rounding
@@ -52,10 +66,13 @@ class Session:
     Args:
       model: a folder, a file of weights with its config.json beside it, a GGUF file, a name on the Hugging Face hub, or
         a dict in the form of a config.json (with random_weights=True).
-      backend: "xla" or "reference" (NumPy, slow, for tests).
+      backend: "xla", "popart" (Graphcore IPUs; needs the Poplar SDK, see docs/ipu.md) or "reference" (NumPy, slow, for tests).
+        With popart a call's rows run from prompt to end in one go: a stream gives one piece a row.
       platform: "auto", "cpu", "cuda" or "tpu" (backend xla).
-      precision: "fp32", "bf16", "fp16", or "int8" or "int4" for packed weights.
-      kv_cache: "fp32", "bf16" or "fp16" for the KV cache; None takes that of the activations, fp16 beside packed weights.
+      precision: "fp32" (None takes that), "bf16", "fp16", or "int8", "int4" or "fp8" for packed weights. A model that
+        `save_quantized` wrote has its own, for which None stands.
+      kv_cache: "fp32", "bf16", "fp16", "fp8" or "int8" for the KV cache; None takes that of the activations, fp16 beside packed
+        weights. fp8 is e4m3, int8 has a scale for each position and head.
       group_size: weights that share a scale, for int8 and int4: 32 (None takes that), 64, 128, or -1 for the whole row.
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
@@ -72,13 +89,14 @@ class Session:
       distributed: several processes, on one host or many, that share num_replicas: "auto" where Slurm, Open MPI or Kubernetes
         started them, or a dict of coordinator ("host:port" of process 0), num_processes, process_id and timeout_s. Each of them
         opens the Session with the same arguments; the one that `leads` uses it, the others call `follow`.
+      popart: options of backend popart, a dict of the fields of PopartOptions.
     Raises: UserError for a value, file or config that cannot be used, before any device work.
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", devices=None, precision="fp32", kv_cache=None, group_size=None,
+        self, model, *, backend="xla", platform="auto", devices=None, precision=None, kv_cache=None, group_size=None,
         batch_size=1, max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
-        random_weights=False, distributed=None,
+        random_weights=False, distributed=None, popart=None,
     ):  # fmt: skip
         begin = time.perf_counter()
         check_types(model, random_weights, execution_cache_dir)
@@ -86,12 +104,23 @@ class Session:
         with contextlib.nullcontext() if self._cluster is None else self._cluster.failure_told():
             self.batch_size = positive("batch_size", batch_size)
             self.num_replicas = positive("num_replicas", num_replicas)
-            self.precision = find_precision(precision, kv_cache, group_size)
-            num_stages = self._open_model(model, kv_cache, max_length, layers_per_device, devices, random_weights)
+            choose_precision(precision, kv_cache, group_size, None)  # what is wrong with them needs no file to be seen
+            self._open(model, random_weights)
+            self.precision = choose_precision(precision, kv_cache, group_size, self._checkpoint and self._checkpoint.saved)
+            num_stages = self._build_model(kv_cache, max_length, layers_per_device, devices, random_weights)
             self._engine = make_engine(
-                backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster
+                backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster, popart
             )
+            try:
+                self._engine.check_dtypes(self.precision.dtype, self.precision.weight_dtype, self.precision.cache_dtype)
+            except UserError:
+                self._engine.close()
+                raise
             self._channel = None if self.leads else self._cluster.channel()
+        self._is_stepwise = self._engine.is_stepwise and not self.model.needs_whole_prompt
+        self._rows_per_wave = self.batch_size * self._engine.batches_per_run
+        #: what each device will hold, a Plan; None for one device
+        self.plan = self._make_plan()
         self._lock = threading.Lock()  # held while the device works: calls queue
         self._wave = None  # whose tokens the caches hold
         self._is_loaded = self._is_closed = False
@@ -99,10 +128,13 @@ class Session:
         #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
         self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
 
-    def _open_model(self, model, kv_cache, max_length, layers_per_device, devices, random_weights):
-        """Read all that the checkpoint says but its weights, build the model, and place it; returns the number of stages."""
+    def _open(self, model, random_weights):
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
-        config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+        self._hf_config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+
+    def _build_model(self, kv_cache, max_length, layers_per_device, devices, random_weights):
+        """Build the model, place it, and read what else the checkpoint says, but no weights; returns the number of stages."""
+        config = self._hf_config
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
         check_kv_cache(kv_cache, self.precision.name, model_class)
@@ -193,6 +225,33 @@ class Session:
             raise UserError(f"score needs at least two tokens, the prompt has {len(ids)}")
         return np.concatenate(list(self._each_chunk(ids[:-1], self._describe([ids]), "logprobs", targets=ids[1:])))
 
+    # ---- saving
+
+    def save_quantized(self, folder) -> pathlib.Path:
+        """Save the model in the precision it has here, packed weights as they are, for a Session that opens at once.
+
+        `Session(folder)` then maps the weights instead of reading and packing them, and takes the precision from the file.
+        A weight is read from the model's own files, one at a time; nothing runs on the device. See checkpoint/saved.py.
+
+        Args:
+          folder: must not be there yet, or be empty.
+        Returns: the folder.
+        Raises: UserError if there are no weights to save or the folder cannot be written; nothing half done stays behind.
+        """
+        self._check_open()
+        if self.num_replicas != 1:
+            raise UserError(
+                f"num_replicas={self.num_replicas}: weights are cut; save the model from a Session with num_replicas: 1"
+            )
+        parameters = list(self.model.parameters())
+        if any(parameter.load is None for parameter in parameters):
+            raise UserError("random_weights=true: there are no weights to save; give a model that has some")
+        path = self._checkpoint.path
+        return save_model(
+            folder, self.precision, parameters, self._hf_config, self._checkpoint.generation_config,
+            functools.partial(save_tokenizer, self.tokenizer, path),
+        )  # fmt: skip
+
     # ---- device
 
     def load(self) -> None:
@@ -204,7 +263,8 @@ class Session:
         """Load the weights and compile the decode graph, and the prefill graphs that prompts of these lengths need.
 
         Args:
-          prompt_lengths: numbers of tokens, each in 1 .. max_length.
+          prompt_lengths: numbers of tokens, each in 1 .. max_length. On backend popart the programs that generate up to
+            DECODE_STEPS tokens, greedily, are compiled; other settings make programs of their own.
         """
         if not isinstance(prompt_lengths, Iterable):
             raise UserError(f"prompt_lengths={prompt_lengths!r}: wanted a list of whole numbers")
@@ -213,6 +273,12 @@ class Session:
         if wrong:
             raise UserError(f"prompt_lengths: {wrong} are not in 1 .. max_length={self.max_length}")
         with self._lock:
+            if not self._engine.keeps_states:
+                self._load()
+                for length in prompt_lengths:
+                    most = min(DECODE_STEPS, max(self.max_length - length, 1))
+                    self._prepare(generate_name(length - 1, most, self.max_length, Sampling()))
+                return
             self._prepare("decode")
             for length in prompt_lengths:
                 for bucket, _ in self._chunks([0] * (length - 1)):
@@ -230,13 +296,58 @@ class Session:
 
     def graph(self, name: str):
         """Build the graph that `run` would run under this name."""
-        kind, _, length = str(name).partition("_")
+        kind, *parts = str(name).split("_")
         build = getattr(self.model, f"build_{kind}", None)
-        if build is None or (not length.isdecimal() if kind != "decode" else bool(length)):
-            raise UserError(f"no graph {name!r}; there are decode, prefill_T, logits_T, score_T and generate_T")
-        if length and not 1 <= int(length) <= self.max_length:
+        is_program = kind == "generate" and len(parts) == 3  # generate_T_N_sampling
+        lengths = parts[:2] if is_program else parts
+        if build is None or not all(map(str.isdecimal, lengths)) or len(lengths) != (2 * is_program or kind != "decode"):
+            raise UserError(
+                f"no graph {name!r}; there are decode, prefill_T, logits_T, score_T and generate_T, and generate_T_N_greedy "
+                "(and other names of Sampling) for up to N tokens"
+            )
+        lengths = [int(length) for length in lengths]
+        if not all(1 <= length <= self.max_length for length in lengths):
             raise UserError(f"graph {name!r}: the length must be in 1 .. max_length={self.max_length}")
-        return build(int(length)) if length else build()
+        arguments = (*lengths, Sampling.parse(parts[2])) if is_program else lengths
+        if is_program and self._is_stepwise:
+            return self.model.build_generate_stepwise(*arguments)
+        if kind in ("logits", "score", "generate") and not self._engine.keeps_states:
+            return build(*arguments, is_fresh=True)
+        return build(*arguments)
+
+    def write_program(self, name: str, folder) -> None:
+        """Write a graph as a folder that another host compiles, where the backend is a writer of programs: see `export`.
+
+        Raises: UserError if the program does not fit the devices it is for, or the folder cannot be written.
+        """
+        if name.startswith("generate"):
+            self._engine.check_fits(self.model, self.layers_per_device, int(name.split("_")[1]))
+        graph = self.graph(name)
+        generation = {"eos_token_ids": list(self.eos_token_ids), "is_stepwise": self._is_stepwise}
+        parameters = [parameter for parameter, _ in graph.parameters.values()]
+        with self._lock, self._progress.loading(sum(parameter.spec.num_bytes for parameter in parameters)) as tick:
+            self._engine.write(
+                graph, folder, is_portable=True, generation=generation, progress=lambda weight: tick(weight.num_bytes(1))
+            )
+
+    def describe(self) -> Description:
+        """Say what runs and how: device, precision, bytes, and which lowering each op of the compiled graphs took and why.
+
+        The decode graph is compiled for that, if it is not yet. Print the result, or read its attributes.
+        """
+        with self._lock:
+            most = min(DECODE_STEPS, self.max_length)
+            self._prepare("decode" if self._engine.keeps_states else generate_name(1, most, self.max_length, Sampling()))
+            states = self.model.states()
+            return Description(
+                device=self.device_info,
+                precision=str(self.precision),
+                weight_bytes=sum(parameter.spec.num_bytes for parameter in self.model.parameters()),
+                weight_bytes_per_token=self.weight_bytes_per_token,
+                cache=f"{self.model.memory} {states[0].dtype.name}",
+                cache_bytes=sum(state.spec.num_bytes for state in states),
+                graphs={name: count_choices(choices) for name, choices in self._engine.choices.items()},
+            )
 
     @property
     def leads(self) -> bool:
@@ -286,8 +397,8 @@ class Session:
 
     def _generate(self, rows, logprobs):
         results = []
-        for begin in range(0, len(rows), self.batch_size):
-            wave = self._new_wave(rows[begin : begin + self.batch_size])
+        for begin in range(0, len(rows), self._rows_per_wave):
+            wave = self._new_wave(rows[begin : begin + self._rows_per_wave])
             with self._lock:
                 # A stop string is looked for between runs: short ones at first, so that little is generated in vain.
                 num_steps = MAX_STREAM_STEPS if any(row.settings.stop for row in wave.rows) else DECODE_STEPS
@@ -298,8 +409,8 @@ class Session:
         return results
 
     def _stream(self, rows, logprobs):
-        for begin in range(0, len(rows), self.batch_size):
-            wave, num_steps = self._new_wave(rows[begin : begin + self.batch_size]), 1
+        for begin in range(0, len(rows), self._rows_per_wave):
+            wave, num_steps = self._new_wave(rows[begin : begin + self._rows_per_wave]), 1
             while not wave.is_finished:
                 with self._lock:
                     new = self._advance(wave, num_steps)
@@ -317,6 +428,17 @@ class Session:
         counts = balance(*self.model.bytes_by_layer(), num_stages) if layers_per_device == "auto" else list(layers_per_device)
         self.model.place(counts)
         return counts
+
+    def _make_plan(self):
+        if self.num_replicas * len(self.layers_per_device) == 1 or not self._engine.keeps_states:
+            return None  # programs without states are checked one by one, when their lengths are known
+        platform, name = self._engine.device_info.platform, self._engine.device_name
+        plan = plan_session(self.model, self.layers_per_device, platform, name, self._engine.memory_bytes())
+        if plan is not None:
+            logger.info("the plan:\n%s", plan.table())
+            if self._cluster is None or not plan.device.is_shared:  # other processes may have another host's memory
+                plan.check()
+        return plan
 
     def _encode(self, prompts):
         encoded = encode_prompts(prompts, self.tokenizer, self.config.vocab_size, self._bos_token_id)
@@ -338,7 +460,8 @@ class Session:
         return described
 
     def _chunks(self, ids):
-        return fill_chunks([ids], self.batch_size, self.max_length, self.model.needs_whole_prompt)
+        is_whole = self.model.needs_whole_prompt or not self._engine.keeps_states
+        return fill_chunks([ids], self._rows_per_wave, self.max_length, is_whole)
 
     def _encode_one(self, prompt):
         if not is_single(prompt):
@@ -378,6 +501,11 @@ class Session:
         return rows
 
     def _new_wave(self, rows):
+        if not self._engine.keeps_states:
+            return ProgramWave(
+                self._prepare, self._engine.run, rows, self._rows_per_wave, self.max_length, self.weight_bytes_per_token,
+                self._is_stepwise,
+            )  # fmt: skip
         return Wave(
             self._prepare, self._engine.run, rows, self.batch_size, self.max_length, self.weight_bytes_per_token,
             self.model.needs_whole_prompt,
@@ -396,13 +524,16 @@ class Session:
 
     def _each_chunk(self, ids, described, output, targets=None):
         kind = "logits" if targets is None else "score"
-        row = row_inputs(described, self.batch_size)
+        row = row_inputs(described, self._rows_per_wave)
         with self._lock:
             self._wave, done = None, 0
             for bucket, inputs in self._chunks(ids):
                 inputs |= row
                 count = int(inputs["num_tokens"][0])
-                inputs["is_fresh"] = np.ones(self.batch_size, bool)
+                if self._engine.keeps_states:
+                    inputs["is_fresh"] = np.ones(self.batch_size, bool)
+                else:
+                    del inputs["cache_len"]
                 if targets is not None:
                     inputs["target_ids"] = np.zeros_like(inputs["input_ids"])
                     inputs["target_ids"][0, :count] = targets[done : done + count]
@@ -425,13 +556,21 @@ class Session:
 
     def _prepare(self, name):
         """Load the weights and compile a graph, if that has not been done."""
+        if name.startswith("generate") and name not in self._engine.graphs:
+            self._engine.check_fits(self.model, self.layers_per_device, int(name.split("_")[1]))
         self._load()
         if name not in self._engine.graphs:
             with self._timed("compile", f"compiled {name}"), self._progress.compiling(name):
                 graph = self.graph(name)
+                if not self._engine.keeps_states and name.partition("_")[0] in ("decode", "prefill"):
+                    raise UnsupportedError(
+                        f"graph {name!r}: this backend keeps no caches between runs; there are logits_T, score_T and generate_T"
+                    )
                 self._engine.compile(name, graph)
-                # A program's first run takes XLA longer, whatever it computes: here with no token that counts.
-                self._engine.run(name, {key: np.zeros(value.shape, value.dtype) for key, value in graph.inputs.items()})
+                if self._engine.keeps_states:
+                    # A program's first run takes XLA longer, whatever it computes: here with no token that counts.
+                    self._engine.run(name, {key: np.zeros(value.shape, value.dtype) for key, value in graph.inputs.items()})
+            logger.info("ops of %s:\n%s", name, lowering_table(count_choices(self._engine.choices[name])))
 
     @contextlib.contextmanager
     def _timed(self, key, what):

@@ -1,11 +1,19 @@
-"""What all tests share: a compile cache of their own, and the models they run."""
+"""What all tests share: devices, a compile cache of their own, and the models they run."""
 
 import os
 import pathlib
 
+import jax
 import pytest
 
+# One thread for NumPy's products: tests run on several cores already, and threads that wait for each other on a busy machine
+# make a small product ten times as slow. Works because nothing has imported NumPy yet.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+NUM_DEVICES = 8  # virtual CPU devices of the test process; a program of one device takes the first
+
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)  # before anything starts JAX, which makes its devices then
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,17 +15,17 @@ FLOATS = {"float32": np.dtype(np.float32), "bfloat16": bfloat16, "float16": np.d
 SIZES = (1, 3, 17, 127, 128, 129)  # those that break kernels: one, odd primes, around a power of two
 
 
-def reference(float_dtype=None):
+def reference(float_dtype=None, world_size=1):
     """An engine of the NumPy backend."""
-    return ReferenceEngine(float_dtype)
+    return ReferenceEngine(float_dtype, world_size)
 
 
-def xla(custom_ops=False):
+def xla(custom_ops=False, world_size=1, num_stages=1):
     """An engine of the XLA backend on the CPU, without a compile cache; skips where the kernels asked for are not built."""
     from poptransformer.backends.xla.engine import XlaEngine
 
     try:
-        return XlaEngine("cpu", custom_ops, "")
+        return XlaEngine("cpu", custom_ops, "", world_size, num_stages)
     except UserError as error:
         if custom_ops and "not found" in str(error):
             pytest.skip(f"{error}")

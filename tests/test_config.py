@@ -24,7 +24,7 @@ def dictionary():
 def test_base_becomes_a_config(dictionary):
     config = from_dictionary(dictionary)
     assert config.inputs.prompts == ["Once upon a time"] and config.inputs.chat is None
-    assert config.session.backend == "xla" and config.global_args.precision == "fp32" and config.log_level == "warning"
+    assert config.session.backend == "xla" and config.global_args.precision is None and config.log_level == "warning"
     settings = config.generation_settings()
     assert settings["top_k"] == 0 and settings["max_new_tokens"] == 64 and "topk" not in settings
 
@@ -86,7 +86,7 @@ def test_all_problems_in_one_message(dictionary):
         from_dictionary(dictionary)
     for part in (
         "'model.topkk'; did you mean 'topk'?",
-        "unknown config key 'sesion'; did you mean 'session'?; groups: inputs, session, model, global_args, log_level",
+        "unknown config key 'sesion'; did you mean 'session'?; groups: inputs, session, model, global_args, popart, log_level",
         "log_level='loud': choose one of debug, info, warning, error",
         "config key 'global_args.precision' has no value; set global_args.precision=...",
         "config key 'model.hf_model_name' has no value; set model.hf_model_name=...",

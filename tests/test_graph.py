@@ -11,6 +11,7 @@ import pytest
 import poptransformer
 from poptransformer import UserError, ops
 from poptransformer.graph import Graph, Parameter, Spec, State, Value, bfloat16
+from poptransformer.packing import Packing
 
 f32, i32 = np.dtype(np.float32), np.dtype(np.int32)
 
@@ -42,9 +43,10 @@ def test_names_are_unique_and_tell_the_layer():
 def test_scope_and_stage_come_back_after_an_error():
     graph = Graph("scopes")
     with pytest.raises(RuntimeError), graph.scope("layer"), graph.stage(3):
-        assert (graph.scope_name, graph.input("x", (), f32).stage) == ("layer", 3)
+        x = graph.input("x", (), f32)
+        assert (graph.scope_name, (x + x).stage) == ("layer", 3)
         raise RuntimeError
-    assert graph.scope_name == "" and graph.input("y", (), f32).stage == 0
+    assert graph.scope_name == "" and (x + x).stage == 0
 
 
 def test_stages_place_nodes():
@@ -54,7 +56,10 @@ def test_stages_place_nodes():
         y = x + 1
         with graph.stage(2):
             z = y + 1
-    assert [node.stage for node in graph.nodes] == [1, 2] and (y.stage, z.stage) == (1, 2)
+    with graph.stage(0):
+        later = y * 2
+    assert [node.stage for node in graph.nodes] == [1, 2, 1], "a value from stage 1 is not used before it"
+    assert (x.stage, y.stage, z.stage, later.stage) == (0, 1, 2, 1)
 
 
 def test_inputs_and_outputs_have_names_of_their_own():
@@ -81,7 +86,7 @@ def test_values_of_other_graphs_are_refused():
 
 def test_a_tied_parameter_is_one_value():
     graph = Graph("tied")
-    table = Parameter("wte.weight", (5, 3), f32, shard="vocab")
+    table = Parameter("wte.weight", (5, 3), f32)
     assert graph.parameter(table) is graph.parameter(table)
     assert table.spec == Spec((5, 3), f32)
     with pytest.raises(UserError, match="graph 'tied': two different things are called 'wte.weight'"):
@@ -164,7 +169,9 @@ def test_what_depends_on_the_outside_alone_is_computed_outside():
 def test_bytes_read():
     """Each weight once, however often it is used; tables that are only looked up do not count, tied ones do."""
     graph = Graph("bytes")
-    ids = graph.input("ids", (3,), i32)
+    ids, packing = graph.input("ids", (3,), i32), Packing("int8", 32, 10, 4)
+    packed = graph.parameter(Parameter("packed", packing.shape, np.dtype(np.uint8), packing=packing))
+    ops.packed_gather(packed, ids, packing, f32)
     table, weight = (graph.parameter(Parameter(name, (10, 4), dtype)) for name, dtype in (("wte", f32), ("head", bfloat16)))
     graph.parameter(Parameter("unused", (100, 100), f32))
     x = ops.gather(table, ids)

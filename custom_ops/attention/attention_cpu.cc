@@ -100,7 +100,7 @@ void Decode(const AttentionArgs& a, const AttentionKernels& kernels) {
   float* const partials = memory.partials.data();
   std::atomic<int32_t>* const done = memory.done.get();
 
-  const int64_t cache_bytes = total_positions * a.num_kv_heads * a.head_dim * 2 * ByteWidth(a.cache_dtype);
+  const int64_t cache_bytes = total_positions * a.num_kv_heads * 2 * CacheRow(a.cache_type, a.head_dim) * ByteWidth(a.cache_type);
   const bool is_serial = cache_bytes < kSerialBytes;
   const int64_t most_tasks = is_serial ? 1 : std::min(NumThreads() * kTasksPerThread, cache_bytes / kTaskBytes);
   const int64_t num_tasks = std::min(num_chunks, std::max<int64_t>(1, most_tasks));

@@ -15,6 +15,13 @@ namespace ffi = xla::ffi;
 namespace poptransformer {
 namespace {
 
+std::optional<CacheType> CacheTypeOf(ffi::DataType type) {
+  if (const std::optional<DType> dtype = FloatType(type)) return AsCacheType(*dtype);
+  if (type == ffi::DataType::F8E4M3FN) return CacheType::kFloat8;
+  if (type == ffi::DataType::S8) return CacheType::kInt8;
+  return std::nullopt;
+}
+
 ffi::Error Invalid(const std::string& message) { return ffi::Error::InvalidArgument("attention: " + message); }
 
 ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer value, ffi::AnyBuffer k_cache,
@@ -24,8 +31,13 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
                         ffi::Result<ffi::AnyBuffer> new_v_cache, float scale, int64_t window) {
   const Shape q = query.dimensions(), k = key.dimensions(), c = k_cache.dimensions();
   if (q.size() != 4 || k.size() != 4 || c.size() != 4) {
-    return Invalid("query [B, T, N, H], key [B, T, K, H] and k_cache [B, K, S, H] have 4 axes each; got " + ShapeText(q) +
+    return Invalid("query [B, T, N, H], key [B, T, K, H] and k_cache [B, K, S, H] (H + 4 for int8) have 4 axes each; got " + ShapeText(q) +
                    ", " + ShapeText(k) + ", " + ShapeText(c));
+  }
+  const std::optional<DType> dtype = FloatType(query.element_type());
+  const std::optional<CacheType> cache_type = CacheTypeOf(k_cache.element_type());
+  if (!dtype || !cache_type) {
+    return Invalid("query must be float32, bfloat16 or float16, caches one of them, float8_e4m3fn or int8");
   }
   AttentionArgs a;
   a.batch_size = q[0];
@@ -34,6 +46,7 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
   a.head_dim = q[3];
   a.num_kv_heads = k[2];
   a.cache_size = c[2];
+  const int64_t width = CacheRow(*cache_type, a.head_dim);
   const struct {
     const char* name;
     Shape shape;
@@ -41,13 +54,13 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
   } shapes[] = {
       {"key", k, {a.batch_size, a.num_positions, a.num_kv_heads, a.head_dim}},
       {"value", value.dimensions(), {a.batch_size, a.num_positions, a.num_kv_heads, a.head_dim}},
-      {"k_cache", c, {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
-      {"v_cache", v_cache.dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
+      {"k_cache", c, {a.batch_size, a.num_kv_heads, a.cache_size, width}},
+      {"v_cache", v_cache.dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, width}},
       {"cache_len", cache_len.dimensions(), {a.batch_size}},
       {"num_tokens", num_tokens.dimensions(), {a.batch_size}},
       {"out", out->dimensions(), {a.batch_size, a.num_positions, a.num_heads, a.head_dim}},
-      {"result k_cache", new_k_cache->dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
-      {"result v_cache", new_v_cache->dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, a.head_dim}},
+      {"result k_cache", new_k_cache->dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, width}},
+      {"result v_cache", new_v_cache->dimensions(), {a.batch_size, a.num_kv_heads, a.cache_size, width}},
   };
   for (const auto& [name, shape, wanted] : shapes) {
     if (!IsShape(shape, wanted)) {
@@ -71,9 +84,6 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
   }
   if (window < 0) return Invalid("window is " + std::to_string(window) + ", not positive, or 0 for none");
 
-  const std::optional<DType> dtype = FloatType(query.element_type());
-  const std::optional<DType> cache_dtype = FloatType(k_cache.element_type());
-  if (!dtype || !cache_dtype) return Invalid("query and caches must be float32, bfloat16 or float16");
   if (key.element_type() != query.element_type() || value.element_type() != query.element_type() ||
       out->element_type() != query.element_type()) {
     return Invalid("query, key, value and out must have one dtype");
@@ -83,7 +93,7 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
     return Invalid("k_cache and v_cache must have one dtype");
   }
   a.dtype = *dtype;
-  a.cache_dtype = *cache_dtype;
+  a.cache_type = *cache_type;
 
   a.cache_len = cache_len.typed_data();
   a.num_tokens = num_tokens.typed_data();
@@ -119,7 +129,7 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
 
 }  // namespace
 
-POPTRANSFORMER_LIST_OP(attention, 2);
+POPTRANSFORMER_LIST_OP(attention, 3);
 
 }  // namespace poptransformer
 
@@ -129,8 +139,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, poptransformer::AttentionFfi,
                                   .Arg<ffi::AnyBuffer>()         // query [B, T, N, H]
                                   .Arg<ffi::AnyBuffer>()         // key [B, T, K, H]
                                   .Arg<ffi::AnyBuffer>()         // value [B, T, K, H]
-                                  .Arg<ffi::AnyBuffer>()         // k_cache [B, K, S, H]
-                                  .Arg<ffi::AnyBuffer>()         // v_cache [B, K, S, H]
+                                  .Arg<ffi::AnyBuffer>()         // k_cache [B, K, S, CacheRow]
+                                  .Arg<ffi::AnyBuffer>()         // v_cache [B, K, S, CacheRow]
                                   .Arg<ffi::Buffer<ffi::S32>>()  // cache_len [B]
                                   .Arg<ffi::Buffer<ffi::S32>>()  // num_tokens [B]
                                   .Arg<ffi::Buffer<ffi::S32>>()  // context_len [B], or [0] for none

@@ -12,7 +12,8 @@
 // does and end with the last position that any of its queries sees, so that what all of them hide is not read.
 #include "attention/attention_kernel.h"
 
-#include "common/simd.h"
+#include "attention/attention_rows.h"
+#include "common/simd_bytes.h"
 
 namespace poptransformer {
 namespace POPTRANSFORMER_ISA_NAMESPACE {
@@ -24,59 +25,21 @@ POPTRANSFORMER_INLINE int64_t RoundUp(int64_t n, int64_t multiple) { return (n +
 POPTRANSFORMER_INLINE int64_t PaddedDim(const AttentionArgs& a) { return RoundUp(a.head_dim, kLanes); }
 POPTRANSFORMER_INLINE int64_t GroupSize(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
 
-// ---- Rows of any dtype ----------------------------------------------------------------------------------------------
-
-template <typename T>
-void Widen(const T* in, int64_t n, float factor, float* out) {
-  const Vec factors = Broadcast(factor);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) Store(out + i, Mul(Load(in + i), factors));
-  if (i < n) StorePartial(out + i, Mul(LoadPartial(in + i, static_cast<int>(n - i)), factors), static_cast<int>(n - i));
-}
-
-template <typename T>
-void Narrow(const float* in, int64_t n, T* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) StorePartial(out + i, Load(in + i), kLanes);
-  if (i < n) StorePartial(out + i, LoadPartial(in + i, static_cast<int>(n - i)), static_cast<int>(n - i));
-}
-
-// Elements [offset, offset + n) of a buffer, times factor.
-void WidenFrom(DType dtype, const void* buffer, int64_t offset, int64_t n, float factor, float* out) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return Widen(static_cast<const float*>(buffer) + offset, n, factor, out);
-    case DType::kBfloat16:
-      return Widen(static_cast<const Bfloat16*>(buffer) + offset, n, factor, out);
-    case DType::kFloat16:
-      return Widen(static_cast<const Float16*>(buffer) + offset, n, factor, out);
-  }
-}
-
-void NarrowTo(DType dtype, const float* in, int64_t n, void* buffer, int64_t offset) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return Narrow(in, n, static_cast<float*>(buffer) + offset);
-    case DType::kBfloat16:
-      return Narrow(in, n, static_cast<Bfloat16*>(buffer) + offset);
-    case DType::kFloat16:
-      return Narrow(in, n, static_cast<Float16*>(buffer) + offset);
-  }
-}
+// ---- Where things lie -----------------------------------------------------------------------------------------------
 
 POPTRANSFORMER_INLINE int64_t TokenOffset(const AttentionArgs& a, int64_t row, int64_t token, int64_t heads, int64_t head) {
   return ((row * a.num_positions + token) * heads + head) * a.head_dim;
 }
 
 POPTRANSFORMER_INLINE int64_t CacheOffset(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t position) {
-  return ((row * a.num_kv_heads + kv_head) * a.cache_size + position) * a.head_dim;
+  return ((row * a.num_kv_heads + kv_head) * a.cache_size + position) * CacheRow(a.cache_type, a.head_dim);
 }
 
 // Writes key and value of one new token into the caches; `line` has room for H floats.
 void AppendToken(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t token, float* line) {
   const int64_t from = TokenOffset(a, row, token, a.num_kv_heads, kv_head);
   const int64_t to = CacheOffset(a, row, kv_head, a.cache_len[row] + token);
-  if (a.dtype == a.cache_dtype) {
+  if (AsCacheType(a.dtype) == a.cache_type) {
     const int64_t width = ByteWidth(a.dtype);
     const int64_t bytes = a.head_dim * width;
     memcpy(static_cast<char*>(a.k_cache) + to * width, static_cast<const char*>(a.key) + from * width, bytes);
@@ -84,9 +47,9 @@ void AppendToken(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t t
     return;
   }
   WidenFrom(a.dtype, a.key, from, a.head_dim, 1.0f, line);
-  NarrowTo(a.cache_dtype, line, a.head_dim, a.k_cache, to);
+  StoreCacheRow(a.cache_type, line, a.head_dim, a.k_cache, to);
   WidenFrom(a.dtype, a.value, from, a.head_dim, 1.0f, line);
-  NarrowTo(a.cache_dtype, line, a.head_dim, a.v_cache, to);
+  StoreCacheRow(a.cache_type, line, a.head_dim, a.v_cache, to);
 }
 
 // ---- Decode ---------------------------------------------------------------------------------------------------------
@@ -95,12 +58,13 @@ constexpr int64_t kHeadBlock = 4;                            // query heads that
 constexpr int kValueVectors = kLanes == 16 ? 4 : 2;          // vectors of out kept in registers per query head
 constexpr int64_t kValueRows = 64;                           // positions whose values stay in L1 between passes over H
 constexpr int64_t kScoreStride = kDecodeChunk + 2 * kLanes;  // the last block of positions may reach over the end
+static_assert(kDecodeChunk <= kMaxScales, "a chunk's scales have room");
 
 POPTRANSFORMER_INLINE int64_t PaddedGroup(const AttentionArgs& a) { return RoundUp(GroupSize(a), kHeadBlock); }
 
 int64_t DecodeScratchFloats(const AttentionArgs& a) {
   return PaddedGroup(a) * (PaddedDim(a) + kScoreStride)  // queries, scores
-         + PaddedDim(a);                                 // one row
+         + PaddedDim(a);                                 // one row, of DecodeMerge
 }
 
 // One chunk: out [G, PaddedDim] not yet divided, then sums [G], then maxima [G].
@@ -115,20 +79,20 @@ POPTRANSFORMER_INLINE void PrefetchAfter(const void* p, int64_t n) {
   for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(bytes + i);
 }
 
-// Scores of kPositions positions and kHeads query heads. `last` is the last row of keys there is; scores past it mean nothing.
+// Scores of kPositions positions and kHeads query heads; rows of keys are `stride` elements apart. `last` is the last row of keys there is; scores past it mean nothing.
 template <int kPositions, int kHeads, typename T>
-POPTRANSFORMER_INLINE void ScoreBlock(const T* keys, int64_t first, int64_t last, int64_t dim, const float* query,
-                                      int64_t query_stride, float* scores) {
+POPTRANSFORMER_INLINE void ScoreBlock(const T* keys, int64_t stride, int64_t first, int64_t last, int64_t dim,
+                                      const float* query, int64_t query_stride, float* scores) {
   static_assert(kPositions * kHeads == kLanes, "one vector of sums");
   const T* rows[kPositions];
   POPTRANSFORMER_UNROLL
-  for (int p = 0; p < kPositions; ++p) rows[p] = keys + Min(first + p, last) * dim;
+  for (int p = 0; p < kPositions; ++p) rows[p] = keys + Min(first + p, last) * stride;
   Vec sums[kLanes];
   POPTRANSFORMER_UNROLL
   for (int i = 0; i < kLanes; ++i) sums[i] = Zero();
   int64_t h = 0;
   for (; h + kLanes <= dim; h += kLanes) {
-    PrefetchAfter(keys + first * dim + h * kPositions, kPositions * kLanes * sizeof(T));
+    PrefetchAfter(keys + first * stride + h * kPositions, kPositions * kLanes * sizeof(T));
     Vec key[kPositions];
     POPTRANSFORMER_UNROLL
     for (int p = 0; p < kPositions; ++p) key[p] = Load(rows[p] + h);
@@ -165,18 +129,18 @@ POPTRANSFORMER_INLINE void ScoreBlock(const T* keys, int64_t first, int64_t last
 }
 
 template <int kHeads, typename T>
-POPTRANSFORMER_INLINE void ScoreLanes(const T* keys, int64_t first, int64_t last, int64_t dim, const float* query,
-                                      int64_t query_stride, float* scores) {
+POPTRANSFORMER_INLINE void ScoreLanes(const T* keys, int64_t stride, int64_t first, int64_t last, int64_t dim,
+                                      const float* query, int64_t query_stride, float* scores) {
   constexpr int kPositions = kLanes / kHeads;
   for (int i = 0; i < kHeads; ++i) {
-    ScoreBlock<kPositions, kHeads>(keys, first + i * kPositions, last, dim, query, query_stride, scores);
+    ScoreBlock<kPositions, kHeads>(keys, stride, first + i * kPositions, last, dim, query, query_stride, scores);
   }
 }
 
-// out[g] += sum over n rows of weights[g, s] * values[s], for kHeads query heads and kVectors vectors of features. The last
+// out[g] += sum over n rows, `stride` elements apart, of weights[g, s] * values[s], for kHeads query heads and kVectors vectors of features. The last
 // vector has `rest` features if that is not 0. Rows are taken kHeadBlock / kHeads at a time, to have independent sums.
 template <int kHeads, int kVectors, bool kPartial, typename T>
-POPTRANSFORMER_INLINE void WeightedSum(const T* values, int64_t n, int64_t dim, int rest, const float* weights, float* out,
+POPTRANSFORMER_INLINE void WeightedSum(const T* values, int64_t n, int64_t stride, int rest, const float* weights, float* out,
                                        int64_t out_stride) {
   constexpr int kRows = static_cast<int>(kHeadBlock) / kHeads;
   Vec sums[kRows][kHeads][kVectors];
@@ -192,7 +156,7 @@ POPTRANSFORMER_INLINE void WeightedSum(const T* values, int64_t n, int64_t dim, 
     Vec value[kVectors];
     POPTRANSFORMER_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      const T* from = values + s * dim + v * kLanes;
+      const T* from = values + s * stride + v * kLanes;
       value[v] = kPartial && v == kVectors - 1 ? LoadPartial(from, rest) : Load(from);
     }
     POPTRANSFORMER_UNROLL
@@ -204,7 +168,7 @@ POPTRANSFORMER_INLINE void WeightedSum(const T* values, int64_t n, int64_t dim, 
   };
   int64_t s = 0;
   for (; s + kRows <= n; s += kRows) {
-    for (int r = 0; r < kRows; ++r) PrefetchAfter(values + (s + r) * dim, kVectors * kLanes * sizeof(T));
+    for (int r = 0; r < kRows; ++r) PrefetchAfter(values + (s + r) * stride, kVectors * kLanes * sizeof(T));
     POPTRANSFORMER_UNROLL
     for (int r = 0; r < kRows; ++r) add_row(s + r, sums[r]);
   }
@@ -222,36 +186,37 @@ POPTRANSFORMER_INLINE void WeightedSum(const T* values, int64_t n, int64_t dim, 
 }
 
 template <int kHeads, int kVectors, typename T>
-void WeightedSumOfWidth(const T* values, int64_t n, int64_t dim, int rest, const float* weights, float* out,
+void WeightedSumOfWidth(const T* values, int64_t n, int64_t stride, int rest, const float* weights, float* out,
                         int64_t out_stride) {
   if (rest == 0) {
-    WeightedSum<kHeads, kVectors, false>(values, n, dim, rest, weights, out, out_stride);
+    WeightedSum<kHeads, kVectors, false>(values, n, stride, rest, weights, out, out_stride);
   } else {
-    WeightedSum<kHeads, kVectors, true>(values, n, dim, rest, weights, out, out_stride);
+    WeightedSum<kHeads, kVectors, true>(values, n, stride, rest, weights, out, out_stride);
   }
 }
 
 // All H features for kHeads query heads.
 template <int kHeads, typename T>
-void WeightedSums(const T* values, int64_t n, int64_t dim, const float* weights, float* out, int64_t out_stride) {
+void WeightedSums(const T* values, int64_t stride, int64_t n, int64_t dim, const float* weights, float* out,
+                  int64_t out_stride) {
   for (int64_t h = 0; h < dim; h += kValueVectors * kLanes) {
     const int64_t features = Min(dim - h, kValueVectors * kLanes);
     const int rest = static_cast<int>(features % kLanes);
     switch ((features + kLanes - 1) / kLanes) {
       case 1:
-        WeightedSumOfWidth<kHeads, 1>(values + h, n, dim, rest, weights, out + h, out_stride);
+        WeightedSumOfWidth<kHeads, 1>(values + h, n, stride, rest, weights, out + h, out_stride);
         break;
       case 2:
-        WeightedSumOfWidth<kHeads, 2>(values + h, n, dim, rest, weights, out + h, out_stride);
+        WeightedSumOfWidth<kHeads, 2>(values + h, n, stride, rest, weights, out + h, out_stride);
         break;
       case 3:
         if (kValueVectors >= 3) {
-          WeightedSumOfWidth<kHeads, kValueVectors < 3 ? 1 : 3>(values + h, n, dim, rest, weights, out + h, out_stride);
+          WeightedSumOfWidth<kHeads, kValueVectors < 3 ? 1 : 3>(values + h, n, stride, rest, weights, out + h, out_stride);
         }
         break;
       case 4:
         if (kValueVectors >= 4) {
-          WeightedSumOfWidth<kHeads, kValueVectors < 4 ? 1 : 4>(values + h, n, dim, rest, weights, out + h, out_stride);
+          WeightedSumOfWidth<kHeads, kValueVectors < 4 ? 1 : 4>(values + h, n, stride, rest, weights, out + h, out_stride);
         }
         break;
     }
@@ -274,12 +239,9 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
   const int64_t dim = a.head_dim, padded = PaddedDim(a), group = GroupSize(a);
   float* const query = scratch;                                    // [PaddedGroup, PaddedDim], scaled
   float* const scores = query + PaddedGroup(a) * padded;           // [PaddedGroup, kScoreStride]
-  float* const line = scores + PaddedGroup(a) * kScoreStride;      // [PaddedDim]
   float* const out = partial;                                      // [G, PaddedDim]
   float* const sums = partial + group * padded;                    // [G]
   float* const maxima = sums + group;                              // [G]
-
-  if (chunk.end > a.cache_len[chunk.row]) AppendToken(a, chunk.row, chunk.kv_head, 0, line);
 
   for (int64_t g = 0; g < PaddedGroup(a); ++g) {
     float* const q = query + g * padded;
@@ -291,7 +253,7 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
     }
   }
 
-  const int64_t n = chunk.end - chunk.begin;
+  const int64_t n = chunk.end - chunk.begin, stride = CacheRow(a.cache_type, dim);
   const int64_t offset = CacheOffset(a, chunk.row, chunk.kv_head, chunk.begin);
   const T* const keys = static_cast<const T*>(a.k_cache) + offset;
   const T* const values = static_cast<const T*>(a.v_cache) + offset;
@@ -301,17 +263,19 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
       float* to = scores + g * kScoreStride;
       const int64_t left = group - g;
       if (left >= 3) {
-        ScoreLanes<4>(keys, s, n - 1, dim, q, padded, to);
+        ScoreLanes<4>(keys, stride, s, n - 1, dim, q, padded, to);
         g += 4;
       } else if (left == 2) {
-        ScoreLanes<2>(keys, s, n - 1, dim, q, padded, to);
+        ScoreLanes<2>(keys, stride, s, n - 1, dim, q, padded, to);
         g += 2;
       } else {
-        ScoreLanes<1>(keys, s, n - 1, dim, q, padded, to);
+        ScoreLanes<1>(keys, stride, s, n - 1, dim, q, padded, to);
         g += 1;
       }
     }
   }
+
+  MultiplyByScales(keys, dim, n, group, scores, kScoreStride);
 
   for (int64_t g = 0; g < group; ++g) {
     float* const weights = scores + g * kScoreStride;
@@ -333,6 +297,7 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
     for (int64_t h = 0; h < padded; h += kLanes) Store(out + g * padded + h, Zero());
   }
 
+  MultiplyByScales(values, dim, n, group, scores, kScoreStride);  // the weights
   for (int64_t s = 0; s < n; s += kValueRows) {
     const int64_t rows = Min(kValueRows, n - s);
     for (int64_t g = 0; g < group;) {
@@ -340,13 +305,13 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
       float* to = out + g * padded;
       const int64_t left = group - g;
       if (left >= 4) {
-        WeightedSums<4>(values + s * dim, rows, dim, weights, to, padded);
+        WeightedSums<4>(values + s * stride, stride, rows, dim, weights, to, padded);
         g += 4;
       } else if (left >= 2) {
-        WeightedSums<2>(values + s * dim, rows, dim, weights, to, padded);
+        WeightedSums<2>(values + s * stride, stride, rows, dim, weights, to, padded);
         g += 2;
       } else {
-        WeightedSums<1>(values + s * dim, rows, dim, weights, to, padded);
+        WeightedSums<1>(values + s * stride, stride, rows, dim, weights, to, padded);
         g += 1;
       }
     }
@@ -354,13 +319,25 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
 }
 
 void DecodeChunkAny(const AttentionArgs& a, const DecodeChunk& chunk, float* partial, float* scratch) {
-  switch (a.cache_dtype) {
-    case DType::kFloat32:
+  if (chunk.end > a.cache_len[chunk.row]) AppendToken(a, chunk.row, chunk.kv_head, 0, scratch);
+  switch (a.cache_type) {
+    case CacheType::kFloat32:
       return DecodeChunkOf<float>(a, chunk, partial, scratch);
-    case DType::kBfloat16:
+    case CacheType::kBfloat16:
       return DecodeChunkOf<Bfloat16>(a, chunk, partial, scratch);
-    case DType::kFloat16:
+    case CacheType::kFloat16:
       return DecodeChunkOf<Float16>(a, chunk, partial, scratch);
+    case CacheType::kFloat8: {
+      const int64_t offset = CacheOffset(a, chunk.row, chunk.kv_head, chunk.begin);
+      const int64_t bytes = (chunk.end - chunk.begin) * a.head_dim;
+      if (HasNan(static_cast<const Float8*>(a.k_cache) + offset, bytes) ||
+          HasNan(static_cast<const Float8*>(a.v_cache) + offset, bytes)) {
+        return DecodeChunkOf<Float8>(a, chunk, partial, scratch);
+      }
+      return DecodeChunkOf<FiniteFloat8>(a, chunk, partial, scratch);
+    }
+    case CacheType::kInt8:
+      return DecodeChunkOf<Int8>(a, chunk, partial, scratch);
   }
 }
 
@@ -495,18 +472,12 @@ void PackRows(const AttentionArgs& a, int64_t row, int64_t kv_head, const void* 
   const int64_t dim = a.head_dim, cached = a.cache_len[row];
   const int64_t split = begin > cached ? begin : Min(end, cached);
   if (split > begin) {
-    Widen(static_cast<const T*>(cache) + CacheOffset(a, row, kv_head, begin), (split - begin) * dim, 1.0f, out);
+    LoadCacheRows(static_cast<const T*>(cache) + CacheOffset(a, row, kv_head, begin), split - begin, dim, out);
   }
   for (int64_t s = split; s < end; ++s) {
     float* const line = out + (s - begin) * dim;
     WidenFrom(a.dtype, tokens, TokenOffset(a, row, s - cached, a.num_kv_heads, kv_head), dim, 1.0f, line);
-    if (a.dtype == a.cache_dtype || a.cache_dtype == DType::kFloat32) continue;
-    for (int64_t h = 0; h < dim; h += kLanes) {
-      const int lanes = static_cast<int>(Min(kLanes, dim - h));
-      T narrow[kLanes];
-      StorePartial(narrow, LoadPartial(line + h, lanes), lanes);
-      StorePartial(line + h, LoadPartial(narrow, lanes), lanes);
-    }
+    if (AsCacheType(a.dtype) != a.cache_type) RoundAsCached<T>(line, dim);
   }
 }
 
@@ -634,13 +605,17 @@ void PrefillTileOf(const AttentionArgs& a, const PrefillTile& tile, float* scrat
 }
 
 void PrefillTileAny(const AttentionArgs& a, const PrefillTile& tile, float* scratch) {
-  switch (a.cache_dtype) {
-    case DType::kFloat32:
+  switch (a.cache_type) {
+    case CacheType::kFloat32:
       return PrefillTileOf<float>(a, tile, scratch);
-    case DType::kBfloat16:
+    case CacheType::kBfloat16:
       return PrefillTileOf<Bfloat16>(a, tile, scratch);
-    case DType::kFloat16:
+    case CacheType::kFloat16:
       return PrefillTileOf<Float16>(a, tile, scratch);
+    case CacheType::kFloat8:
+      return PrefillTileOf<Float8>(a, tile, scratch);
+    case CacheType::kInt8:
+      return PrefillTileOf<Int8>(a, tile, scratch);
   }
 }
 

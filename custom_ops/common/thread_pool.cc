@@ -1,5 +1,7 @@
 #include "common/thread_pool.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -49,6 +51,10 @@ class ThreadPool {
   }
 
   int num_threads() const { return num_workers_ + 1; }
+
+  // In a forked process, which has none of the workers: nobody may be waited for or woken. A condition variable that others
+  // waited on when the process was forked waits for them for ever.
+  void ForgetWorkers() { num_workers_ = 0; }
 
   void Run(int64_t num_tasks, TaskFunction function, void* context) {
     if (num_tasks <= 1 || num_workers_ == 0 || busy_.exchange(true, std::memory_order_acquire)) {
@@ -211,7 +217,10 @@ int ChooseNumThreads() {
 }
 
 ThreadPool& Pool() {
-  static ThreadPool* const pool = new ThreadPool(ChooseNumThreads());
+  static ThreadPool* const pool = [] {
+    pthread_atfork(nullptr, nullptr, [] { Pool().ForgetWorkers(); });
+    return new ThreadPool(ChooseNumThreads());
+  }();
   return *pool;
 }
 

@@ -3,7 +3,7 @@
 // It is made at the first use and never destroyed: idle workers sleep and end with the process. A worker that runs out of
 // tasks spins for kSpinWaitNs, so that kernels which follow each other closely find it awake, then parks on a condition
 // variable. Tasks are claimed one by one from an atomic counter, so a worker that the OS holds up delays only the task it
-// has, and one that never wakes (after a fork, say) delays nothing: the caller does the work itself.
+// has. A forked process has no workers: there the caller does the work itself.
 //
 // Size: the least of the CPUs in the scheduler affinity mask and the cgroup CPU quota (v1 or v2, rounded up), counting the
 // calling thread. POPTRANSFORMER_NUM_THREADS=n overrides it (1 to 1024); any other value is ignored without a message.

@@ -12,6 +12,7 @@
 #include "common/thread_pool.h"
 #include "common/tile_product.h"
 #include "packed_linear/packed_linear_amx.h"
+#include "packed_linear/packed_linear_float8.h"
 #include "packed_linear/packed_linear_kernel.h"
 
 namespace poptransformer {
@@ -48,6 +49,7 @@ void PackedLinear(const PackedLinearArgs& a) {
   static const PackedLinearKernels kernels = Kernels();
   if (a.num_rows == 0 || a.out_features == 0) return;
   if (a.num_rows >= kTileProductRows && HasTiles()) return MultiplyInTiles(a);
+  if (a.is_float8) return PackedLinearFloat8(a);
   const int64_t units = a.num_rows * a.num_units(), groups = a.num_rows * a.num_groups();
   const int64_t code_bytes = units * kPackedUnit, unit_bytes = Align(units * 4), group_bytes = Align(groups * 4);
   // Stays in use until the outputs are done: tasks must not ask for scratch themselves.

@@ -14,13 +14,14 @@ namespace {
 ffi::Error Invalid(const std::string& message) { return ffi::Error::InvalidArgument("packed_linear: " + message); }
 
 ffi::Error PackedLinearFfi(ffi::AnyBuffer x, ffi::Buffer<ffi::U8> weight, ffi::AnyBuffer bias,
-                           ffi::Result<ffi::AnyBuffer> out, int64_t bits, int64_t group_size) {
+                           ffi::Result<ffi::AnyBuffer> out, int64_t bits, int64_t group_size, int64_t is_float8) {
   const Shape xs = x.dimensions(), ws = weight.dimensions(), os = out->dimensions();
   if (xs.size() != 2 || ws.size() != 2 || os.size() != 2 || os[0] != xs[0]) {
     return Invalid("wanted x [M, I], weight [blocks, block_bytes] and out [M, O]; got " + ShapeText(xs) + ", " +
                    ShapeText(ws) + ", " + ShapeText(os));
   }
   if (bits != 8 && bits != 4) return Invalid("codes have 8 or 4 bits, not " + std::to_string(bits));
+  if (is_float8 && (bits != 8 || group_size != -1)) return Invalid("float8 codes have 8 bits and one scale a row");
   if (group_size != -1 && (group_size <= 0 || group_size % kPackedUnit != 0)) {
     return Invalid("group_size must be -1 or a multiple of 32, not " + std::to_string(group_size));
   }
@@ -37,6 +38,7 @@ ffi::Error PackedLinearFfi(ffi::AnyBuffer x, ffi::Buffer<ffi::U8> weight, ffi::A
   a.in_features = xs[1];
   a.out_features = os[1];
   a.bits = bits;
+  a.is_float8 = is_float8 != 0;
   a.units_per_group = group_size == -1 ? std::max<int64_t>(1, a.num_units()) : group_size / kPackedUnit;
   a.block_bytes = ws[1];
   const int64_t wanted_bytes = (a.code_bytes() + a.scale_bytes() * (bits == 4 ? 2 : 1) + 63) / 64 * 64;
@@ -56,7 +58,7 @@ ffi::Error PackedLinearFfi(ffi::AnyBuffer x, ffi::Buffer<ffi::U8> weight, ffi::A
 
 }  // namespace
 
-POPTRANSFORMER_LIST_OP(packed_linear, 1);
+POPTRANSFORMER_LIST_OP(packed_linear, 2);
 
 }  // namespace poptransformer
 
@@ -68,5 +70,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(packed_linear, poptransformer::PackedLinearFfi,
                                   .Arg<ffi::AnyBuffer>()          // bias [O], dtype of x, or [0] for none
                                   .Ret<ffi::AnyBuffer>()          // out [M, O]
                                   .Attr<int64_t>("bits")          // of a code
-                                  .Attr<int64_t>("group_size"));  // inputs that share a scale, -1: the whole row
+                                  .Attr<int64_t>("group_size")    // inputs that share a scale, -1: the whole row
+                                  .Attr<int64_t>("is_float8"));   // 1: codes are e4m3 floats
 #pragma GCC visibility pop

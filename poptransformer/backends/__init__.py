@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from poptransformer.errors import UnsupportedError
+from poptransformer.backends.engine import Engine
+from poptransformer.errors import UnsupportedError, UserError
 
-BACKENDS = ("xla", "reference")
+BACKENDS = ("xla", "popart", "reference")
 
 
 def make_engine(
-    backend="xla", platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1, cluster=None
+    backend="xla", platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1, cluster=None,
+    popart=None,
 ):  # fmt: skip
     """Make the engine of a backend; the arguments are Session's.
 
     Args:
+      backend: a name, or an Engine, which is taken as it is.
       cluster: the Cluster that this process has joined, or None.
     Raises: UnsupportedError for an unknown backend; UserError for a platform or custom op that is not there.
     """
+    if isinstance(backend, Engine):
+        return backend
+    if popart and backend != "popart":
+        raise UserError(f"the options popart={{{', '.join(popart)}}} go with backend popart, not with {backend!r}")
     if backend == "xla":
         from poptransformer.backends.xla.engine import XlaEngine
 
@@ -25,6 +32,10 @@ def make_engine(
         from poptransformer.backends.xla.leading_engine import LeadingEngine
 
         return LeadingEngine(*arguments, cluster=cluster)
+    if backend == "popart":
+        from poptransformer.backends.popart.engine import PopartEngine
+
+        return PopartEngine(popart, execution_cache_dir, world_size, num_stages)
     if backend == "reference":
         from poptransformer.backends.reference.engine import ReferenceEngine
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from poptransformer.errors import UserError
-from poptransformer.graph import Graph, Parameter, State
+from poptransformer.graph import Graph, Parameter, Spec, State
+from poptransformer.ops.collective import COLLECTIVES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,45 @@ class DeviceInfo:
     custom_ops: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How an op of a graph is computed.
+
+    Attributes:
+      op: its name.
+      lowering: what was taken, in words: "kernel attention (avx512)", "plain XLA", "NumPy".
+      reason: why no kernel of this project was taken; "" where one was.
+    """
+
+    op: str
+    lowering: str
+    reason: str = ""
+
+    def __str__(self):
+        return f"{self.lowering}: {self.reason}" if self.reason else self.lowering
+
+
 class Engine(abc.ABC):
-    """Base of the backends: bookkeeping that all share, and the four things that each does its own way."""
+    """Base of the backends: bookkeeping that all share, and the four things that each does its own way.
+
+    Attributes:
+      world_size: tensor-parallel ranks.
+      keeps_states: whether states stay on the device from one run to the next. False: graphs are programs by themselves,
+        whose states begin as zeros.
+      batches_per_run: batches of the graphs' size that one run takes, one after the other along the first axis of inputs and
+        outputs.
+      is_stepwise: whether prompts shall go through the decode loop, see DecoderModel.build_generate_stepwise.
+    """
+
+    keeps_states = True
+    batches_per_run = 1
+    is_stepwise = False
+    world_size = 1
 
     def __init__(self):
         self.graphs: dict[str, Graph] = {}
+        #: for each compiled graph how its ops are computed, one entry an op, those of loop bodies included
+        self.choices: dict[str, list[Choice]] = {}
         self._state_specs: dict[str, State] = {}
         self._parameter_names: set[str] = set()
 
@@ -53,6 +88,23 @@ class Engine(abc.ABC):
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
 
+    def check_dtypes(self, *dtypes) -> None:
+        """Refuse dtypes that the backend does not have. Raises: UnsupportedError."""
+        return None
+
+    def check_fits(self, model, layers_per_device, num_prefill: int) -> None:
+        """Refuse a `generate` graph that the devices cannot hold, where the backend can tell before. Raises: UserError."""
+        return None
+
+    @property
+    def device_name(self) -> str:
+        """One device in words, where device_info speaks of all."""
+        return self.device_info.name
+
+    def memory_bytes(self) -> int | None:
+        """Bytes that each device has for weights, states and activations; None where devices share the host's memory."""
+        return None
+
     def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:
         """Put weights on the device, one at a time.
 
@@ -63,6 +115,11 @@ class Engine(abc.ABC):
         self._check_process()
         for parameter in parameters:
             if parameter.name not in self._parameter_names:
+                if parameter.cut is not None and parameter.cut.world_size != self.world_size:
+                    raise UserError(
+                        f"{parameter.name} is cut for a world_size of {parameter.cut.world_size}, "
+                        f"the engine's is {self.world_size}"
+                    )
                 self._load_one(parameter, (stages_of or {}).get(parameter.name, (0,)))
                 self._parameter_names.add(parameter.name)
             if progress:
@@ -77,11 +134,12 @@ class Engine(abc.ABC):
             known = self._state_specs.get(state.name)
             if known and known.spec != state.spec:
                 raise UserError(f"state {state.name!r} is {known.spec} in one graph and {state.spec} in another")
+        self._check_world_size(graph)
         lacking = sorted(set(graph.parameters) - self._parameter_names)
         if lacking:
             raise UserError(f"graph {name!r} uses {len(lacking)} parameters that are not loaded: {', '.join(lacking[:5])}")
         fresh = [state for state, _ in graph.states.values() if state.name not in self._state_specs]
-        self._compile_one(name, graph)
+        self.choices[name] = self._compile_one(name, graph)
         self._create_states(fresh)
         self._state_specs.update((state.name, state) for state in fresh)
         self.graphs[name] = graph
@@ -99,9 +157,11 @@ class Engine(abc.ABC):
         if set(declared) != set(inputs):
             raise UserError(f"graph {name!r} takes inputs {sorted(declared)}, given are {sorted(inputs)}")
         for key, value in declared.items():
-            array = np.asarray(inputs[key])
-            if array.shape != value.shape or array.dtype != value.dtype:
-                raise UserError(f"graph {name!r}: input {key!r} is {value.spec}, given is {array.dtype}{list(array.shape)}")
+            array, spec = np.asarray(inputs[key]), value.spec
+            if self.batches_per_run > 1:
+                spec = Spec((self.batches_per_run * spec.shape[0], *spec.shape[1:]), spec.dtype)
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise UserError(f"graph {name!r}: input {key!r} is {spec}, given is {array.dtype}{list(array.shape)}")
             arrays[key] = array
         try:
             return self._run_one(name, arrays)
@@ -116,7 +176,13 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Free the device memory of weights and states, and forget all graphs."""
         self._free()
-        self.graphs, self._state_specs, self._parameter_names = {}, {}, set()
+        self.graphs, self.choices, self._state_specs, self._parameter_names = {}, {}, {}, set()
+
+    def _check_world_size(self, graph):
+        others = {node.attributes["world_size"] for node in graph.walk() if node.op in COLLECTIVES} - {self.world_size}
+        if others:
+            made_for = " and ".join(map(str, sorted(others)))
+            raise UserError(f"graph {graph.name!r} is made for a world_size of {made_for}, the engine's is {self.world_size}")
 
     def _check_process(self) -> None:
         """Refuse work in a process where the backend would hang; nothing to refuse unless a backend says so."""
@@ -129,7 +195,8 @@ class Engine(abc.ABC):
     def _load_one(self, parameter: Parameter, stages: tuple[int, ...]) -> None: ...
 
     @abc.abstractmethod
-    def _compile_one(self, name: str, graph: Graph) -> None: ...
+    def _compile_one(self, name: str, graph: Graph) -> list[Choice]:
+        """Compile a graph; returns how each of its ops is computed."""
 
     @abc.abstractmethod
     def _create_states(self, states: Iterable[State]) -> None: ...

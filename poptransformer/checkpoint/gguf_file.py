@@ -15,7 +15,7 @@ from poptransformer.checkpoint.gguf_codes import CODE_TYPES, GROUP_SIZE, split_b
 from poptransformer.checkpoint.gguf_config import check_architecture, read_config
 from poptransformer.checkpoint.gguf_header import GGUFHeader, gguf_module
 from poptransformer.checkpoint.gguf_tensors import ROPE_FACTORS, place_of, stored_rows
-from poptransformer.checkpoint.tensor_file import TRANSPOSE_ROWS, TensorEntry, TensorFile, place
+from poptransformer.checkpoint.tensor_file import MIN_SKIP_BYTES, TRANSPOSE_ROWS, TensorEntry, TensorFile, place
 from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.packing import BLOCK_ROWS
 
@@ -121,25 +121,52 @@ class GGUFFile(TensorFile):
 
     # ---- reading
 
-    def read_packed(self, name, packing, transpose=False):
+    def read_packed(self, name, packing, transpose=False, cut=None, rank=0):
         """As TensorFile.read_packed: for Q8_0 as int8, Q4_0 and Q4_1 as int4, all in groups of 32."""
         entry = self._entries[name]
-        kind, _ = CODE_TYPES.get(entry.type, (None, None))
+        kind, block_bytes = CODE_TYPES.get(entry.type, (None, None))
         if (kind, GROUP_SIZE) != (packing.kind, packing.group_size) or transpose != (entry.strides is not None):
             return None
-        num_rows, row_bytes = packing.out_features, entry.num_bytes // packing.out_features
-        packed = np.empty(packing.shape, np.uint8)
+        if cut is not None and not packing.can_take(cut):
+            return None
+        num_rows, num_groups = packing.out_features, packing.in_features // GROUP_SIZE
+        all_rows, groups = np.arange(num_rows), np.arange(num_groups)
+        if cut is not None and cut.axis == 0:
+            all_rows = cut.indices(rank)
+        elif cut is not None:
+            groups = cut.indices(rank)[::GROUP_SIZE] // GROUP_SIZE
+        local = dataclasses.replace(packing, out_features=len(all_rows), in_features=len(groups) * GROUP_SIZE)
+        packed = np.empty(local.shape, np.uint8)
         height = BLOCK_VALUES // packing.in_features // BLOCK_ROWS * BLOCK_ROWS or BLOCK_ROWS
-        for start in range(0, num_rows, height):
-            rows = np.arange(start, min(start + height, num_rows))
-            if entry.num_heads is not None:
-                rows = stored_rows(rows, num_rows, entry.num_heads)
-            begin, end = int(rows.min()), int(rows.max()) + 1
-            data = np.empty((end - begin, row_bytes), np.uint8)
-            self._pread(name, data.reshape(-1), entry.begin + begin * row_bytes)
+        for start in range(0, len(all_rows), height):
+            rows = all_rows[start : start + height]
+            is_there = rows >= 0
+            stored = rows[is_there] if entry.num_heads is None else stored_rows(rows[is_there], num_rows, entry.num_heads)
+            data = np.zeros((len(rows), len(groups), block_bytes), np.uint8)  # zeros stand for zeros, what fills a rank up
+            if len(stored):
+                data[is_there] = self._read_blocks(name, entry, (num_rows, num_groups, block_bytes), stored, groups)
             blocks = slice(start // BLOCK_ROWS, -(-(start + len(rows)) // BLOCK_ROWS))
-            packing.assemble(*split_blocks(data[rows - begin], entry.type), out=packed[blocks])
+            local.assemble(*split_blocks(data.reshape(len(rows), -1), entry.type), out=packed[blocks])
         return packed
+
+    def _read_blocks(self, name, entry, shape, rows, groups):
+        """Blocks of bytes of a matrix of that shape, [rows, groups, bytes]; a group that is not there, -1, is zeros."""
+        begin, end = int(rows.min()), int(rows.max()) + 1
+        result = np.zeros((len(rows), len(groups), shape[2]), np.uint8)
+        there = groups >= 0
+        if not there.any():
+            return result
+        first, last = int(groups[there].min()), int(groups[there].max()) + 1
+        if (shape[1] - (last - first)) * shape[2] <= MIN_SKIP_BYTES:  # then the columns between two runs are read and dropped
+            data = np.empty((end - begin, *shape[1:]), np.uint8)
+            self._pread(name, data.reshape(-1), entry.begin + begin * shape[1] * shape[2])
+            data = data[rows - begin, first:last]
+        else:
+            data = np.empty((len(rows), last - first, shape[2]), np.uint8)
+            for row, place in zip(data, rows.tolist(), strict=True):
+                self._pread(name, row.reshape(-1), entry.begin + (place * shape[1] + first) * shape[2])
+        result[:, there] = data[:, groups[there] - first]
+        return result
 
     def _fill(self, name, entry, stored, bounds, target):
         if target.size == 0:

@@ -7,6 +7,7 @@ import pathlib
 
 from poptransformer.checkpoint.formats import FORMATS, HOW_TO_CONVERT, OTHER_FORMATS, choose_weights, find_format
 from poptransformer.checkpoint.json_file import is_present, read_json
+from poptransformer.checkpoint.saved import read_saved
 from poptransformer.checkpoint.source import resolve_source
 from poptransformer.errors import UnsupportedError, UserError, near_miss
 
@@ -19,6 +20,7 @@ class Checkpoint:
     Attributes:
       path: the folder, or the file that holds all.
       num_bytes: size of all weights, as stored.
+      saved: a Saved if Session.save_quantized wrote the weights, else None.
     """
 
     def __init__(self, path, files=(), is_whole=False):
@@ -28,6 +30,8 @@ class Checkpoint:
         self._is_whole = is_whole
         self._file_of = {name: file for file, names in files for name in names}
         self.num_bytes = sum(file.num_bytes(name) for name, file in self._file_of.items())
+        one = self._files[0] if len(self._files) == 1 else None
+        self.saved = read_saved(one.path, getattr(one, "metadata", {})) if one else None
 
     @classmethod
     def open(cls, source, weights=True):
@@ -115,9 +119,15 @@ class Checkpoint:
         """
         return self._find(name).read(name, dtype=dtype, transpose=transpose, index=index)
 
-    def read_packed(self, name, packing, transpose=False):
-        """Read a matrix that is stored in codes as packed weights have them; None if it is not; see TensorFile.read_packed."""
-        return self._find(name).read_packed(name, packing, transpose)
+    def map(self, name):
+        """Return a weight of a saved model where it lies in the file; see TensorFile.map."""
+        return self._find(name).map(name)
+
+    def read_packed(self, name, packing, transpose=False, cut=None, rank=0):
+        """Read a matrix, or a rank's part, that is stored in codes as packed weights have them; None if it is not; see
+        TensorFile.read_packed.
+        """
+        return self._find(name).read_packed(name, packing, transpose, cut, rank)
 
     def _find(self, name):
         try:

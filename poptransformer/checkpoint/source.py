@@ -20,7 +20,8 @@ HUB_TIMEOUT_S = 4.0
 
 MAX_SHOWN = 400  # characters of a path that a message shows
 
-_SMALL_FILES = (
+# What a model's folder holds beside its weights.
+SMALL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer*.json",
@@ -186,7 +187,7 @@ def _from_cache(name, weights, why, remedy):
 def _download(name, files, weights):
     """Fetch configuration, tokenizer and, if asked for, the weights that belong to the model."""
     files = [file for file in files if "/" not in file]
-    wanted = [file for file in files if any(fnmatch.fnmatchcase(file, pattern) for pattern in _SMALL_FILES)]
+    wanted = [file for file in files if any(fnmatch.fnmatchcase(file, pattern) for pattern in SMALL_FILES)]
     kind, chosen = choose_weights(files) if weights else (None, [])
     if weights and kind is None:
         other = sorted({os.path.splitext(file)[1] for file in files} & set(OTHER_FORMATS))

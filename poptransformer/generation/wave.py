@@ -60,6 +60,36 @@ def row_inputs(rows: list[dict[str, int]], batch_size: int) -> dict[str, np.ndar
     return {name: np.int32([row[name] for row in rows] + [0] * (batch_size - len(rows))) for name in names}
 
 
+def settings_inputs(rows: list[Row], batch_size: int) -> dict[str, np.ndarray]:
+    """The rows' sampling settings and stop ids as graph inputs; rows that are not there have those that change nothing."""
+    inputs = {
+        "temperature": np.zeros(batch_size, np.float32),
+        "top_k": np.zeros(batch_size, np.int32),
+        "top_p": np.ones(batch_size, np.float32),
+        "min_p": np.zeros(batch_size, np.float32),
+        "repetition_penalty": np.ones(batch_size, np.float32),
+        "seed": np.zeros((batch_size, 2), np.uint32),
+        "stop_ids": np.full((batch_size, MAX_STOP_IDS), -1, np.int32),
+    }
+    for i, row in enumerate(rows):
+        for name, (low, high) in DEVICE_RANGES.items():
+            value = getattr(row.settings, name)
+            inputs[name][i] = 0 if value == 0 else min(max(value, low), high)
+        inputs["seed"][i] = row.settings.seed_words()
+        inputs["stop_ids"][i, : len(row.stop_ids)] = row.stop_ids
+    return inputs
+
+
+def check_finite(rows: list[Row], logprobs, counts) -> None:
+    """Refuse tokens that were chosen from logits with a NaN: they mean nothing."""
+    wrong = [row.index for i, row in enumerate(rows) if np.isnan(logprobs[i, : counts[i]]).any()]
+    if wrong:
+        raise UserError(
+            f"prompt {', '.join(map(str, wrong))}: the model's logits are not finite; the weights hold NaN or infinity, "
+            f"or a number grew beyond float16: set precision (and kv_cache) to bf16 or fp32"
+        )
+
+
 class Wave:
     """Rows that share the device's caches, and the calls that move them on.
 
@@ -78,7 +108,7 @@ class Wave:
         self.prepare, self.run, self.rows = prepare, run, rows
         self.batch_size, self.max_length, self.is_whole = batch_size, max_length, is_whole
         self.timings = Timings(weight_bytes=weight_bytes)
-        self._settings = self._settings_inputs()
+        self._settings = settings_inputs(rows, batch_size)
         self._row_inputs = row_inputs([row.inputs for row in rows], batch_size)
         self._is_fresh = np.ones(batch_size, bool)
 
@@ -115,7 +145,7 @@ class Wave:
         self.timings.decode_ms += 1e3 * (time.perf_counter() - begin)
         self._is_fresh = np.zeros(rows, bool)
         counts = outputs["num_new"]
-        self._check_finite(outputs["logprobs"], counts)
+        check_finite(self.rows, outputs["logprobs"], counts)
         self.timings.decode_steps += int(counts.max())
         pieces = [
             row.take(outputs["tokens"][i, : counts[i]].tolist(), outputs["logprobs"][i, : counts[i]].tolist())
@@ -124,31 +154,3 @@ class Wave:
         ]
         self.timings.decode_tokens += sum(len(piece.token_ids) for piece in pieces)
         return pieces
-
-    def _check_finite(self, logprobs, counts):
-        """Refuse tokens that were chosen from logits with a NaN: they mean nothing."""
-        rows = [row.index for i, row in enumerate(self.rows) if np.isnan(logprobs[i, : counts[i]]).any()]
-        if rows:
-            raise UserError(
-                f"prompt {', '.join(map(str, rows))}: the model's logits are not finite; the weights hold NaN or infinity, "
-                f"or a number grew beyond float16: set precision (and kv_cache) to bf16 or fp32"
-            )
-
-    def _settings_inputs(self):
-        rows = self.batch_size
-        inputs = {
-            "temperature": np.zeros(rows, np.float32),
-            "top_k": np.zeros(rows, np.int32),
-            "top_p": np.ones(rows, np.float32),
-            "min_p": np.zeros(rows, np.float32),
-            "repetition_penalty": np.ones(rows, np.float32),
-            "seed": np.zeros((rows, 2), np.uint32),
-            "stop_ids": np.full((rows, MAX_STOP_IDS), -1, np.int32),
-        }
-        for i, row in enumerate(self.rows):
-            for name, (low, high) in DEVICE_RANGES.items():
-                value = getattr(row.settings, name)
-                inputs[name][i] = 0 if value == 0 else min(max(value, low), high)
-            inputs["seed"][i] = row.settings.seed_words()
-            inputs["stop_ids"][i, : len(row.stop_ids)] = row.stop_ids
-        return inputs

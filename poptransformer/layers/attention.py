@@ -9,6 +9,7 @@ import numpy as np
 from poptransformer import ops
 from poptransformer.errors import UserError
 from poptransformer.graph import State
+from poptransformer.kv_cache import row_width
 from poptransformer.layers.base_layer import BaseLayer
 from poptransformer.layers.linear import Linear
 from poptransformer.layers.rms_norm import RMSNorm
@@ -89,7 +90,8 @@ class Attention(BaseLayer):
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:
             self.q_norm, self.k_norm = (qk_norm(f"{name}.{key}", self.head_dim, qk_norm_eps) for key in qk_norm_names)
-        cache_shape = (REGISTER.batch_size, self.num_kv_heads, REGISTER.max_length, self.head_dim)  # [B, K, S, H]
+        width = row_width(self.head_dim, REGISTER.cache_dtype)
+        cache_shape = (REGISTER.batch_size, self.num_kv_heads, REGISTER.max_length, width)  # [B, K, S, row_width]
         self.k_cache = State(f"{name}.k_cache", cache_shape, REGISTER.cache_dtype, is_cut)
         self.v_cache = State(f"{name}.v_cache", cache_shape, REGISTER.cache_dtype, is_cut)
 

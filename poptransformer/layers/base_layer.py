@@ -13,6 +13,7 @@ from poptransformer.parallel import Cut, even_cut, even_pieces
 from poptransformer.register import REGISTER
 
 HEAD_KIND = "int8"
+HEAD_GROUP_SIZE = 32  # where the other matrices' kind has none to choose
 
 
 class BaseLayer:
@@ -52,13 +53,15 @@ class BaseLayer:
     def matrix(self, suffix: str, out_features: int, in_features: int, cut: Cut | None = None, is_head=False) -> Parameter:
         """Make a matrix [out_features, in_features] called `<layer>.<suffix>`, packed where the precision says so.
 
-        The head's is never packed in less than 8 bits: in 4 it alone would cost more accuracy than all other matrices.
-        Each rank's part is packed by itself, so no group of weights crosses a cut.
+        The head's is always int8: in 4 bits it alone would cost more accuracy than all other matrices, and fp8 has as many bits
+        but only 3 of them for the fraction. Each rank's part is packed by itself, so no group of weights crosses a cut.
         """
         if self.packing is None:
             return self.parameter(suffix, (out_features, in_features), self.weight_dtype, cut)
         kind, group_size = self.packing
-        packing = Packing(HEAD_KIND if is_head else kind, group_size, *_local((out_features, in_features), cut))
+        if is_head:
+            kind, group_size = HEAD_KIND, HEAD_GROUP_SIZE if kind == "fp8" else group_size
+        packing = Packing(kind, group_size, *_local((out_features, in_features), cut))
         return Parameter(f"{self.name}.{suffix}", packing.shape, np.dtype(np.uint8), cut, packing=packing)
 
     def even_pieces(self, size: int):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 
 from poptransformer.checkpoint.parts import read_part
+from poptransformer.checkpoint.saved import check_saved
 from poptransformer.checkpoint.weights import WantedWeight, match_weights
 from poptransformer.errors import UserError
 from poptransformer.graph import Parameter
@@ -56,6 +56,11 @@ class BaseModel(BaseLayer):
         Raises: UserError naming every missing, extra and misshapen weight.
         """
         parameters = self.named_parameters()
+        if checkpoint.saved:
+            check_saved(checkpoint.saved, parameters, checkpoint)
+            for parameter in parameters.values():
+                parameter.load = functools.partial(self._load_saved, checkpoint, parameter)
+            return
         wanted = {
             name: WantedWeight(
                 self.checkpoint_keys(name),
@@ -83,13 +88,17 @@ class BaseModel(BaseLayer):
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 
+    def _load_saved(self, checkpoint, parameter, rank=0):
+        array, whole, cut = checkpoint.map(parameter.name), parameter.whole_packing, parameter.cut
+        if cut is None:
+            return array
+        if whole is None:
+            return cut.take(array, rank)
+        if whole.can_take(cut):
+            return whole.take(array, cut, rank)
+        return parameter.packing.pack(cut.take(whole.unpack(array), rank))  # groups that a cut crosses are made anew
+
     def _read_packed(self, checkpoint, key, parameter, rank):
         """A rank's part of a matrix that is stored in codes already; None if it is not, or a cut crosses its groups."""
-        packing, cut = parameter.packing, parameter.cut
-        whole = packing if cut is None else dataclasses.replace(
-            packing, **dict(zip(("out_features", "in_features"), parameter.logical_shape, strict=True))
-        )  # fmt: skip
-        if cut is not None and not whole.can_take(cut):
-            return None
-        packed = checkpoint.read_packed(key, whole, transpose=self.is_transposed(parameter.name))
-        return packed if packed is None or cut is None else whole.take(packed, cut, rank)
+        whole, is_transposed = parameter.whole_packing, self.is_transposed(parameter.name)
+        return checkpoint.read_packed(key, whole, is_transposed, parameter.cut, rank)

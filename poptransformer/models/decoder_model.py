@@ -15,6 +15,7 @@ import numpy as np
 from poptransformer import ops
 from poptransformer.graph import Graph, State, Value
 from poptransformer.models.base_model import BaseModel
+from poptransformer.models.sampling import SETTINGS, Sampling
 from poptransformer.register import REGISTER
 
 MAX_STOP_IDS = 64  # stop ids of one row that the device looks for
@@ -128,18 +129,22 @@ class DecoderModel(BaseModel):
         self._update_states(graph, tokens.states, seen)
         return graph
 
-    def build_logits(self, num_new: int) -> Graph:
-        """As build_prefill, with an output logits [B, T, V] float32 for the token after each."""
+    def build_logits(self, num_new: int, is_fresh: bool = False) -> Graph:
+        """As build_prefill, with an output logits [B, T, V] float32 for the token after each.
+
+        Args:
+          is_fresh: every row starts anew, and there are no inputs cache_len and is_fresh.
+        """
         graph = Graph(f"logits_{num_new}")
-        ids, tokens, seen = self._prompt_inputs(graph, num_new)
+        ids, tokens, seen = self._prompt_inputs(graph, num_new, is_fresh, use_seen=not is_fresh)
         graph.output("logits", self.head(self.forward(ids, tokens)))
         self._update_states(graph, tokens.states, seen)
         return graph
 
-    def build_score(self, num_new: int) -> Graph:
+    def build_score(self, num_new: int, is_fresh: bool = False) -> Graph:
         """As build_logits, with an input target_ids [B, T] and an output logprobs [B, T] of those instead of the logits."""
         graph = Graph(f"score_{num_new}")
-        ids, tokens, seen = self._prompt_inputs(graph, num_new)
+        ids, tokens, seen = self._prompt_inputs(graph, num_new, is_fresh, use_seen=not is_fresh)
         targets = graph.input("target_ids", ids.shape, np.int32)
         graph.output("logprobs", ops.token_log_prob(self.head(self.forward(ids, tokens)), targets))
         self._update_states(graph, tokens.states, seen)
@@ -164,16 +169,47 @@ class DecoderModel(BaseModel):
         self._update_states(graph, states, seen)
         return graph
 
-    def build_generate(self, num_new: int) -> Graph:
+    def build_generate(
+        self, num_new: int, num_steps: int = DECODE_STEPS, sampling: Sampling | None = None, is_fresh: bool = False
+    ) -> Graph:
         """Prefill and decode loop in one graph, for compilers that want one program: inputs and outputs of both; `token`
         is the prompt's last, input_ids and num_tokens [B] the ones before it, `cache_len` is what the row had before.
+
+        Args:
+          num_steps: the most tokens of a row, in place of DECODE_STEPS.
+          sampling: the settings that are inputs; None: all of them.
+          is_fresh: every row starts anew, and there are no inputs cache_len and is_fresh.
         """
-        graph = Graph(f"generate_{num_new}")
-        ids, tokens, seen = self._prompt_inputs(graph, num_new)
+        graph = Graph(_generate_name(num_new, num_steps, sampling))
+        use_seen = sampling is None or sampling.use_repetition_penalty
+        ids, tokens, seen = self._prompt_inputs(graph, num_new, is_fresh, use_seen)
         self.forward(ids, tokens)
-        token, _, max_new, stop_ids, settings = self._decode_inputs(graph, tokens.cache_len)
+        token, _, max_new, stop_ids, settings = self._decode_inputs(graph, tokens.cache_len, sampling)
         cache_len = tokens.cache_len + tokens.num_tokens
-        states, seen = self._decode_loop(graph, token, cache_len, max_new, tokens.row, stop_ids, settings, tokens.states, seen)
+        states, seen = self._decode_loop(
+            graph, token, cache_len, max_new, tokens.row, stop_ids, settings, tokens.states, seen, num_steps
+        )
+        self._update_states(graph, states, seen)
+        return graph
+
+    def build_generate_stepwise(self, num_new: int, num_steps: int, sampling: Sampling) -> Graph:
+        """As build_generate with is_fresh, but prompts go through the decode loop as well, token by token.
+
+        Every weight is then used in one place only, the loop's body: compilers that give each graph weights of its own hold
+        them once, not twice. A row's first new token is in column num_tokens[b] of the outputs, which have num_new more.
+        """
+        assert not self.needs_whole_prompt, "later tokens of the prompt change what earlier ones see"
+        graph, rows = Graph(_generate_name(num_new, num_steps, sampling)), (self.batch_size,)
+        ids = graph.input("input_ids", (self.batch_size, num_new), np.int32)
+        num_tokens = graph.input("num_tokens", rows, np.int32)
+        cache_len = graph.constant(np.zeros(rows, np.int32))
+        token, _, max_new, stop_ids, settings = self._decode_inputs(graph, cache_len, sampling)
+        row, states = self._row_inputs(graph), {state: graph.state(state) for state in self.states()}
+        seen = graph.state(self.seen) if sampling.use_repetition_penalty else None
+        prompt = ops.transpose(ids, (1, 0)), num_tokens
+        states, seen = self._decode_loop(
+            graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_new + num_steps, prompt
+        )
         self._update_states(graph, states, seen)
         return graph
 
@@ -192,71 +228,99 @@ class DecoderModel(BaseModel):
         fresh = ops.reshape(is_fresh, (self.batch_size, 1))
         return ops.logical_and(graph.state(self.seen), ops.logical_not(fresh))
 
-    def _prompt_inputs(self, graph, num_new):
+    def _prompt_inputs(self, graph, num_new, is_fresh=False, use_seen=True):
         rows = (self.batch_size,)
         ids = graph.input("input_ids", (self.batch_size, num_new), np.int32)
-        cache_len = graph.input("cache_len", rows, np.int32)
+        cache_len = graph.constant(np.zeros(rows, np.int32)) if is_fresh else graph.input("cache_len", rows, np.int32)
         num_tokens = graph.input("num_tokens", rows, np.int32)
-        seen = self._fresh_seen(graph, graph.input("is_fresh", rows, bool))
+        seen = None
+        if use_seen and is_fresh:
+            seen = graph.state(self.seen)
+        elif use_seen:
+            seen = self._fresh_seen(graph, graph.input("is_fresh", rows, bool))
         states = {state: graph.state(state) for state in self.states()}
         tokens = self._tokens(graph, num_new, cache_len, num_tokens, self._row_inputs(graph), states)
-        return ids, tokens, ops.mark_tokens(seen, ids, num_tokens)
+        return ids, tokens, ops.mark_tokens(seen, ids, num_tokens) if use_seen else None
 
-    def _decode_inputs(self, graph, cache_len=None):
+    def _decode_inputs(self, graph, cache_len=None, sampling=None):
         rows = (self.batch_size,)
         token = graph.input("token", rows, np.int32)
         cache_len = cache_len or graph.input("cache_len", rows, np.int32)
         max_new = graph.input("max_new", rows, np.int32)
         stop_ids = graph.input("stop_ids", (*rows, MAX_STOP_IDS), np.int32)
-        settings = {
-            "temperature": graph.input("temperature", rows, np.float32),
-            "top_k": graph.input("top_k", rows, np.int32),
-            "top_p": graph.input("top_p", rows, np.float32),
-            "min_p": graph.input("min_p", rows, np.float32),
-            "seed": graph.input("seed", (*rows, 2), np.uint32),
-            "repetition_penalty": graph.input("repetition_penalty", rows, np.float32),
-        }
+        kinds = {"top_k": np.int32, "seed": np.uint32}
+        settings = {}
+        for name in SETTINGS:
+            shape, kind = (*rows, 2) if name == "seed" else rows, kinds.get(name, np.float32)
+            if sampling is None or name in sampling.inputs:
+                settings[name] = graph.input(name, shape, kind)
+            else:  # as if it were not set
+                settings[name] = graph.constant(np.full(shape, name in ("top_p", "repetition_penalty"), kind))
+        settings["top_k_limit"] = sampling.top_k if sampling and sampling.top_k else None
         return token, cache_len, max_new, stop_ids, settings
 
-    def _decode_loop(self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen):
+    def _decode_loop(
+        self, graph, token, cache_len, max_new, row, stop_ids, settings, states, seen, num_steps=DECODE_STEPS, prompt=None
+    ):
+        """The loop, in which a row may begin with a prompt: ids [T, B] and how many of them count [B]."""
         rows = self.batch_size
+        seen = [] if seen is None else [seen]  # a program without a penalty does not carry it
         sampling = {key: value for key, value in settings.items() if key != "repetition_penalty"}
         names = list(states)
 
-        def body(step, token, cache_len, is_active, num_new, out_tokens, out_logprobs, seen, *values):
+        def body(step, token, cache_len, is_active, num_new, out_tokens, out_logprobs, *values):
+            current, is_new = token, is_active
+            if prompt:
+                ids, length = prompt
+                is_prompt = step < length
+                place = ops.reshape(ops.minimum(step, ids.shape[0] - 1), (1,))
+                current = ops.select(is_prompt, ops.reshape(ops.gather(ids, place), (rows,)), token)
+                is_new = is_active & ~is_prompt
             num_tokens = ops.cast(is_active, np.int32)
-            column = ops.reshape(token, (rows, 1))
-            seen = ops.mark_tokens(seen, column, num_tokens)
+            column = ops.reshape(current, (rows, 1))
+            marked, values = values[: len(seen)], values[len(seen) :]
+            marked = [ops.mark_tokens(value, column, num_tokens) for value in marked]
             tokens = self._tokens(step.graph, 1, cache_len, num_tokens, row, dict(zip(names, values, strict=True)))
             logits = ops.reshape(self.head(self.forward(column, tokens)), (rows, -1))
             cache_len = cache_len + num_tokens
-            adjusted = ops.repetition_penalty(logits, seen, settings["repetition_penalty"])
-            token = ops.sample(adjusted, **sampling, position=cache_len)
-            num_new = num_new + num_tokens
-            is_stop = ops.reduce_any(ops.equal(ops.reshape(token, (rows, 1)), stop_ids))
-            is_active = is_active & ~is_stop & (num_new < max_new)
-            logprobs = ops.token_log_prob(logits, token)
-            out_tokens = ops.dynamic_update(out_tokens, ops.reshape(token, (rows, 1)), step, axis=1)
+            adjusted = ops.repetition_penalty(logits, marked[0], settings["repetition_penalty"]) if marked else logits
+            chosen = ops.sample(adjusted, **sampling, position=cache_len)
+            num_new = num_new + ops.cast(is_new, np.int32)
+            is_stop = ops.reduce_any(ops.equal(ops.reshape(chosen, (rows, 1)), stop_ids))
+            is_last = is_stop | ~(num_new < max_new)
+            logprobs = ops.token_log_prob(logits, chosen)
+            out_tokens = ops.dynamic_update(out_tokens, ops.reshape(chosen, (rows, 1)), step, axis=1)
             out_logprobs = ops.dynamic_update(out_logprobs, ops.reshape(logprobs, (rows, 1)), step, axis=1)
+            if prompt:  # what comes after a prompt's token is known
+                token, is_last = ops.select(is_prompt, token, chosen), is_last & ~is_prompt
+            else:
+                token = chosen
+            is_active = is_active & ~is_last
             keep_going = ops.reduce_any(is_active)
             values = [tokens.states[name] for name in names]
-            return keep_going, token, cache_len, is_active, num_new, out_tokens, out_logprobs, seen, *values
+            return keep_going, token, cache_len, is_active, num_new, out_tokens, out_logprobs, *marked, *values
 
         is_active = max_new > 0
-        zeros = np.zeros((rows, DECODE_STEPS))
+        zeros = np.zeros((rows, num_steps))
         carried = [
             token, cache_len, is_active, graph.constant(np.zeros(rows, np.int32)),
             graph.constant(zeros.astype(np.int32)), graph.constant(zeros.astype(np.float32)),
-            seen, *states.values(),
+            *seen, *states.values(),
         ]  # fmt: skip
-        results = ops.loop(DECODE_STEPS, ops.reduce_any(is_active), carried, body)
-        _, _, _, num_new, out_tokens, out_logprobs, seen, *values = results
+        results = ops.loop(num_steps, ops.reduce_any(is_active), carried, body)
+        _, _, _, num_new, out_tokens, out_logprobs, *values = results
         graph.output("tokens", out_tokens)
         graph.output("logprobs", out_logprobs)
         graph.output("num_new", num_new)
-        return dict(zip(names, values, strict=True)), seen
+        marked, values = values[: len(seen)], values[len(seen) :]
+        return dict(zip(names, values, strict=True)), marked[0] if marked else None
 
     def _update_states(self, graph, states, seen):
-        graph.update_state(self.seen, seen)
+        if seen is not None:
+            graph.update_state(self.seen, seen)
         for state, value in states.items():
             graph.update_state(state, value)
+
+
+def _generate_name(num_new, num_steps, sampling):
+    return "_".join(map(str, ("generate", num_new, *((num_steps, sampling.name) if sampling else ()))))

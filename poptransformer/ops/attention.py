@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from poptransformer import kv_cache
+from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Value
-from poptransformer.ops.op import define, emit, require, require_float
+from poptransformer.ops.op import define, emit, is_float, require, require_float
 
 
 def attention_reference(
@@ -22,15 +24,15 @@ def attention_reference(
     for b in range(num_rows):
         begin, count = int(cache_len[b]), int(num_tokens[b])
         assert 0 <= begin and 0 <= count <= num_new and begin + count <= k_cache.shape[2], "row does not fit its cache"
-        k_cache[b, :, begin : begin + count] = key[b, :count].swapaxes(0, 1)
-        v_cache[b, :, begin : begin + count] = value[b, :count].swapaxes(0, 1)
+        k_cache[b, :, begin : begin + count] = kv_cache.store(key[b, :count].swapaxes(0, 1), k_cache.dtype)
+        v_cache[b, :, begin : begin + count] = kv_cache.store(value[b, :count].swapaxes(0, 1), v_cache.dtype)
         context = 0 if context_len is None else min(int(context_len[b]), begin + count)
         for t in range(count):
             p = begin + t
             s = np.arange(0 if window is None else max(0, p - window + 1), max(p + 1, context))
             for n in range(num_heads):
-                keys = k_cache[b, n // queries_per_kv, s].astype(wide)  # [visible, H]
-                values = v_cache[b, n // queries_per_kv, s].astype(wide)
+                keys = kv_cache.load(k_cache[b, n // queries_per_kv, s], wide)  # [visible, H]
+                values = kv_cache.load(v_cache[b, n // queries_per_kv, s], wide)
                 scores = scale * (keys @ query[b, t, n].astype(wide))
                 if alibi_slopes is not None:
                     scores = scores + alibi_slopes[n].astype(wide) * (s - p)
@@ -49,9 +51,12 @@ def _infer(
     require(k > 0 and n % k == 0, f"{n} query heads cannot share {k} key/value heads evenly")
     require(query.dtype == key.dtype == value.dtype, "query, key and value differ in dtype")
     require_float(query)
-    require(k_cache.rank == 4 and k_cache.shape == (b, k, k_cache.shape[2], h), f"the caches must be [{b}, {k}, S, {h}]")
+    dtype, width = k_cache.dtype, kv_cache.row_width(h, k_cache.dtype)
+    is_cache_dtype = is_float(dtype) or dtype in (FLOAT8, kv_cache.INT8)
+    require(is_cache_dtype, "the caches must have a floating dtype, float8_e4m3fn or int8")
+    is_cache = k_cache.rank == 4 and k_cache.shape == (b, k, k_cache.shape[2], width)
+    require(is_cache, f"caches of {dtype.name} must be [{b}, {k}, S, {width}]")
     require(v_cache == k_cache, "the two caches differ")
-    require_float(k_cache, "the caches must have a floating dtype")
     for name, spec in (("cache_len", cache_len), ("num_tokens", num_tokens), ("context_len", context_len)):
         require(spec is None or spec.shape == (b,) and spec.dtype == np.int32, f"{name} must be int32 [{b}]")
     is_slopes = alibi_slopes is None or alibi_slopes.shape == (n,) and alibi_slopes.dtype == np.float32
@@ -75,8 +80,9 @@ def attention(
     Args:
       query: [B, T, N, H], the T new tokens of each row.
       key, value: [B, T, K, H]; query head n reads key/value head n // (N / K).
-      k_cache, v_cache: [B, K, S, H] the keys and values of earlier tokens; their dtype may differ from the query's, and
-        attention sees the new keys as the cache rounds them.
+      k_cache, v_cache: [B, K, S, row_width] the keys and values of earlier tokens, as kv_cache.py has them: H numbers of a
+        floating dtype that may differ from the query's, or of float8_e4m3fn, or int8 codes with their scale. Attention sees
+        the new keys and values as the cache rounds them.
       cache_len: [B] int32, tokens of the row already in the cache.
       num_tokens: [B] int32 in 0 .. T, new tokens of the row that count; cache_len + num_tokens is at most S. The others
         are padding: they store nothing and give zeros.

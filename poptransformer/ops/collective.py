@@ -67,4 +67,4 @@ def all_gather(x: Value, axis: int, world_size: int) -> Value:
 
 def rank_index(like: Value, world_size: int) -> Value:
     """The number of the rank that runs, a scalar int32 in 0 .. R - 1, in the graph that `like` belongs to."""
-    return like.graph.add_node("rank_index", (), _infer_rank_index(world_size), {"world_size": world_size})[0]
+    return emit("rank_index", graph=like.graph, world_size=world_size)[0]

@@ -46,13 +46,13 @@ def define(name: str, infer: Callable, reference: Callable) -> Op:
     return OPS[name]
 
 
-def emit(name: str, *inputs: Value | None, **attributes) -> tuple[Value, ...]:
-    """Add a node for op `name` to the innermost graph that the inputs belong to.
+def emit(name: str, *inputs: Value | None, graph: Graph | None = None, **attributes) -> tuple[Value, ...]:
+    """Add a node for op `name` to a graph; None: to the innermost one that the inputs belong to.
 
     Returns: the node's results.
     Raises: UserError naming layer, op and argument specs when the op's rule refuses them.
     """
-    graph = innermost(inputs)
+    graph = graph or innermost(inputs)
     try:
         results = OPS[name].infer(*(value and value.spec for value in inputs), **attributes)
     except ShapeError as error:

@@ -61,7 +61,7 @@ def keep_mask(scaled, top_k, top_p, min_p):
     return keep & (scaled >= order[0] + np.log(np.maximum(min_p, np.finfo(np.float32).tiny)))
 
 
-def sample_reference(logits, temperature, top_k, top_p, min_p, seed, position):
+def sample_reference(logits, temperature, top_k, top_p, min_p, seed, position, top_k_limit=None):
     """argmax of logits where temperature is 0, else of logits / temperature + Gumbel noise over the tokens kept."""
     token_ids = np.argmax(logits, -1).astype(np.int32)
     for b in np.flatnonzero(temperature > 0):
@@ -92,7 +92,7 @@ def _require_rows(batch_size, **specs):
         require(spec == Spec(shape, dtype), f"{name} must be {Spec(shape, dtype)}, not {spec}")
 
 
-def _infer_sample(logits, temperature, top_k, top_p, min_p, seed, position):
+def _infer_sample(logits, temperature, top_k, top_p, min_p, seed, position, top_k_limit=None):
     require(logits.rank == 2 and logits.dtype == np.float32, "wants float32 logits [B, V]")
     _require_rows(
         logits.shape[0],
@@ -124,7 +124,7 @@ define("repetition_penalty", _infer_repetition_penalty, repetition_penalty_refer
 define("mark_tokens", _infer_mark_tokens, mark_tokens_reference)
 
 
-def sample(logits, temperature, top_k, top_p, min_p, seed, position) -> Value:
+def sample(logits, temperature, top_k, top_p, min_p, seed, position, top_k_limit=None) -> Value:
     """Choose one token for each row.
 
     Args:
@@ -135,11 +135,14 @@ def sample(logits, temperature, top_k, top_p, min_p, seed, position) -> Value:
       min_p: [B] float32 in [0, 1], least probability relative to the best token's; 0 means all.
       seed: [B, 2] uint32, low and high half of the row's seed.
       position: [B] int32, position in the row of the token to choose.
+      top_k_limit: the largest top_k that a run will ask for, or None where it is not known: backends that find the best by
+        sorting sort that many.
     Returns: [B] int32.
     Source: top_p (nucleus): Holtzman et al. 2020, arXiv:1904.09751; min_p: Nguyen et al. 2024, arXiv:2407.01082; choice
       by adding Gumbel noise: Maddison et al. 2014, arXiv:1411.0030.
     """
-    return emit("sample", logits, temperature, top_k, top_p, min_p, seed, position)[0]
+    known = {} if top_k_limit is None else {"top_k_limit": int(top_k_limit)}
+    return emit("sample", logits, temperature, top_k, top_p, min_p, seed, position, **known)[0]
 
 
 def repetition_penalty(logits, seen, penalty) -> Value:

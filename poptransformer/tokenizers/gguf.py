@@ -6,6 +6,7 @@ models for what they stand for.
 """
 
 import dataclasses
+import json
 import logging
 import reprlib
 
@@ -103,6 +104,19 @@ def load_gguf_tokenizer(path):
     tokenizer = Tokenizer(backend, bos, eos, path=path)
     tokenizer.chat_template = header.get("tokenizer.chat_template", str)
     return tokenizer
+
+
+def save_gguf_tokenizer(tokenizer, folder):
+    """Write tokenizer.json and tokenizer_config.json for a tokenizer that load_gguf_tokenizer gave.
+
+    Raises: OSError as writing does.
+    """
+    (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+    config = {name: tokenizer.token_text(token_id) for name, token_id in ids.items() if token_id is not None}
+    if tokenizer.chat_template:
+        config["chat_template"] = tokenizer.chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _array(header, key, kind, length=None):

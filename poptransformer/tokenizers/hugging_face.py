@@ -133,6 +133,14 @@ class Tokenizer:
         """Say whether the id stands for any token."""
         return 0 <= token_id < 1 << 32 and self._backend.id_to_token(int(token_id)) is not None
 
+    def token_text(self, token_id):
+        """Return how the vocabulary writes a token; None if the id stands for none."""
+        return self._backend.id_to_token(token_id)
+
+    def to_json(self):
+        """Return what a tokenizer.json says of this tokenizer; of one that the tokenizers library runs."""
+        return self._backend.to_str()
+
     def byte_value(self, token_id):
         """Return the byte a byte-fallback token such as <0xE2> stands for; None for any other."""
         return self._byte_values.get(token_id)

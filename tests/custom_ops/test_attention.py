@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poptransformer import kv_cache
 from poptransformer.backends.xla import custom_ops
 from poptransformer.errors import UserError
 from poptransformer.ops.attention import attention_reference
@@ -24,6 +25,7 @@ except UserError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+CACHE_DTYPES = DTYPES | {"float8": ml_dtypes.float8_e4m3fn, "int8": np.int8}
 # Of the result; the inputs are the same numbers on both sides, so this is float32 sums in another order, then one rounding.
 TOLERANCE = {"float32": (2e-5, 2e-6), "bfloat16": (2**-8, 1e-5), "float16": (2**-11, 1e-5)}
 
@@ -44,14 +46,17 @@ class Problem:
             rng.standard_normal((B, T, heads, H)).astype(np.float32).astype(DTYPES[dtype]) for heads in (N, K, K)
         )
         self.k_cache, self.v_cache = (
-            rng.standard_normal((B, K, S, H)).astype(np.float32).astype(DTYPES[cache_dtype]) for _ in range(2)
+            kv_cache.store(rng.standard_normal((B, K, S, H)).astype(np.float32), CACHE_DTYPES[cache_dtype]) for _ in range(2)
+        )
+        unread_key, unread_value = (
+            kv_cache.store(np.full(H, bad, np.float32), CACHE_DTYPES[cache_dtype]) for bad in (np.nan, -np.inf)
         )
         self.cache_len, self.num_tokens = np.array(cache_len, np.int32), np.array(num_tokens, np.int32)
         for b, begin in enumerate(cache_len):
             unseen = [slice(begin, None), slice(0, max(0, begin + 1 - window) if window else 0)]
             for positions in unseen:
-                self.k_cache[b, :, positions] = np.nan
-                self.v_cache[b, :, positions] = -np.inf
+                self.k_cache[b, :, positions] = unread_key
+                self.v_cache[b, :, positions] = unread_value
             for new in (self.query, self.key, self.value):
                 new[b, num_tokens[b] :] = np.nan
         self.scale, self.window = H**-0.5, window
@@ -93,7 +98,7 @@ def assert_same_bits(actual, wanted):
     np.testing.assert_array_equal(actual.view(np.uint8), wanted.view(np.uint8))
 
 
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("T", [1, 7])
 def test_dtypes(dtype, cache_dtype, T):
@@ -102,9 +107,47 @@ def test_dtypes(dtype, cache_dtype, T):
 
 @pytest.mark.parametrize("H", [1, 3, 16, 31, 64, 127, 128, 129, 256])
 @pytest.mark.parametrize("T", [1, 5])
-def test_head_dims(H, T):
-    Problem([20], [T], T=T, S=32, N=3, K=1, H=H, cache_dtype="bfloat16").check()
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8", "int8"])
+def test_head_dims(H, T, cache_dtype):
+    Problem([20], [T], T=T, S=32, N=3, K=1, H=H, cache_dtype=cache_dtype).check()
     Problem([20], [T], T=T, S=32, N=2, K=2, H=H).check()
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8", "int8"])
+@pytest.mark.parametrize("T", [1, 40])
+def test_long_contexts_in_bytes(cache_dtype, T):
+    """Several chunks and blocks, groups of every size that the kernel has a path for."""
+    for N, K in ((1, 1), (4, 2), (3, 1), (7, 1)):
+        Problem([600, 255], [T, T - 1], T=T, S=700, N=N, K=K, H=40, cache_dtype=cache_dtype).check()
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8", "int8"])
+def test_numbers_of_every_size_in_bytes(cache_dtype):
+    """Each row its own size: zeros, below and above what the formats hold, subnormal ones; ties between neighbours."""
+    sizes = np.float32(
+        [0, 1e-42, 1e-30, 1e-20, 2**-11, 2**-10, 1.5 * 2**-10, 2**-7, 1, 440, 448, 463.9, 464, 465, 1e5, 1e30, 3e38]
+    )
+    for dtype in ("float32", "bfloat16"):
+        problem = Problem([0], [len(sizes)], T=len(sizes), S=20, N=1, K=1, H=17, dtype=dtype, cache_dtype=cache_dtype)
+        steps = np.linspace(-1, 1, 17, dtype=np.float32)
+        problem.key[0, :, 0] = sizes[:, None] * steps
+        problem.value[0, :, 0] = (sizes[:, None] * steps**2).astype(DTYPES[dtype])
+        caches = problem.run()[1:]
+        for cache, new in zip(caches, (problem.key, problem.value), strict=True):
+            wanted = kv_cache.store(new[:, :, 0], CACHE_DTYPES[cache_dtype])
+            assert_same_bits(cache[:, 0, : len(sizes)], wanted)
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8", "int8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_in_bytes(cache_dtype, bad):
+    """It is stored as NaN, gives NaN to who sees it and nothing to others."""
+    problem = Problem([3, 3], [1, 1], T=1, S=8, N=2, K=1, H=5, cache_dtype=cache_dtype)
+    problem.key[0, 0, 0, 2] = bad
+    out, k_cache, v_cache = problem.run()
+    assert np.isnan(out[0]).all() and np.isfinite(out[1]).all()
+    assert np.isnan(kv_cache.load(k_cache)[0, 0, 3]).any()
+    assert_same_bits(k_cache[:, :, 3], kv_cache.store(problem.key[:, 0], CACHE_DTYPES[cache_dtype]))
 
 
 @pytest.mark.parametrize("N, K", [(1, 1), (5, 5), (6, 2), (7, 1), (8, 2), (10, 2), (16, 1), (71, 1), (130, 2)])
@@ -164,7 +207,7 @@ def test_slopes(N, K, T):
     Problem([40, 3], [T, T - 1], T=T, S=110, N=N, K=K, H=20, alibi_slopes=slopes_of(N)).check()
 
 
-@pytest.mark.parametrize("dtype, cache_dtype", [(dtype, cache_dtype) for dtype in DTYPES for cache_dtype in DTYPES])
+@pytest.mark.parametrize("dtype, cache_dtype", [(dtype, cache_dtype) for dtype in DTYPES for cache_dtype in CACHE_DTYPES])
 def test_dtypes_with_options(dtype, cache_dtype):
     sizes = {"S": 40, "N": 4, "K": 2, "H": 17, "dtype": dtype, "cache_dtype": cache_dtype, "alibi_slopes": slopes_of(4)}
     for T in (1, 7):
@@ -234,7 +277,8 @@ def test_any_shape(data):
     H = data.draw(st.sampled_from([1, 8, 17, 48, 66]), "H")
     rows = data.draw(st.lists(st.tuples(st.integers(0, S), st.integers(0, T)), min_size=1, max_size=3), "rows")
     lengths = [(cache_len, min(num_tokens, S - cache_len)) for cache_len, num_tokens in rows]
-    dtype, cache_dtype = (data.draw(st.sampled_from(list(DTYPES)), name) for name in ("dtype", "cache_dtype"))
+    dtype = data.draw(st.sampled_from(list(DTYPES)), "dtype")
+    cache_dtype = data.draw(st.sampled_from(list(CACHE_DTYPES)), "cache_dtype")
     cache_len, num_tokens = zip(*lengths, strict=True)
     kind = data.draw(st.sampled_from(["window", "context", "neither"]), "kind")
     options = {"alibi_slopes": slopes_of(N) if data.draw(st.booleans(), "slopes") else None}

@@ -69,7 +69,8 @@ def test_many_rows_of_bfloat16_in_tiles():
 def test_many_rows_of_other_dtypes_are_refused():
     generator = np.random.default_rng(3)
     x, weight = random(generator, (9, 40), np.float32), random(generator, (5, 40), np.float32)
-    assert not custom_ops.takes_linear(x, weight) and custom_ops.takes_linear(x[:8], weight)
+    assert custom_ops.linear_refusal(x, weight) == "9 rows in float32, the kernel takes up to 8"
+    assert custom_ops.linear_refusal(x[:8], weight) is None
     with pytest.raises(Exception, match="x has 9 rows, at most 8 are supported for these dtypes on this CPU"):
         run(x, weight, None)
 

@@ -19,7 +19,7 @@ try:
 except custom_ops.MissingLibraryError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-TILE_ROWS = 12  # kTileProductRows in packed_linear_cpu.cc: from so many on tiles multiply bfloat16, where the CPU has them
+TILE_ROWS = custom_ops.PACKED_TILE_ROWS  # from so many on tiles multiply bfloat16, where the CPU has them
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
@@ -51,12 +51,15 @@ def problem(packing, num_rows, dtype=np.float32, seed=0):
     bias = generator.standard_normal(packing.out_features).astype(dtype)
     if LIBRARY.has_tiles and num_rows >= TILE_ROWS:
         rows, values = rounded(x), rounded(packing.unpack(weight))
+    elif packing.kind == "fp8":
+        rows, values = x, packing.unpack(weight)
     else:
         rows, values = quantised(x.astype(np.float32)), packing.unpack(weight)
     wanted = rows.astype(np.float64) @ values.T.astype(np.float64)
     return x, weight, bias, wanted + bias.astype(np.float64)
 
 
+FORMS = [*((kind, size) for kind in ("int8", "int4") for size in GROUP_SIZES), ("fp8", -1)]
 # (rows of x, (out_features, in_features))
 ODD_SIZES = (
     (1, (1, 1)), (2, (17, 33)), (3, (129, 127)), (4, (31, 64)), (5, (3, 17)), (6, (48, 200)), (7, (16, 32)), (8, (260, 769)),
@@ -64,8 +67,7 @@ ODD_SIZES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("kind, group_size", FORMS)
 def test_agrees_with_the_definition_at_odd_sizes(kind, group_size):
     for number, (num_rows, shape) in enumerate(ODD_SIZES):
         packing = Packing(kind, group_size, *shape)
@@ -74,8 +76,9 @@ def test_agrees_with_the_definition_at_odd_sizes(kind, group_size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_dtype_of_rows_and_results(dtype):
-    packing = Packing("int4", 32, 37, 70)
+@pytest.mark.parametrize("kind, group_size", [("int4", 32), ("fp8", -1)])
+def test_each_dtype_of_rows_and_results(dtype, kind, group_size):
+    packing = Packing(kind, group_size, 37, 70)
     x, weight, bias, wanted = problem(packing, 3, DTYPES[dtype])
     wide = run(x, weight, bias, packing)
     np.testing.assert_allclose(wide, wanted, rtol=1e-5, atol=1e-5)
@@ -85,10 +88,10 @@ def test_each_dtype_of_rows_and_results(dtype):
     np.testing.assert_allclose(without + bias.astype(np.float32), wide, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_row_does_not_depend_on_the_others(kind):
+@pytest.mark.parametrize("kind, group_size", [("int8", 64), ("int4", 64), ("fp8", -1)])
+def test_a_row_does_not_depend_on_the_others(kind, group_size):
     """Among few rows, and among many."""
-    packing = Packing(kind, 64, 600, 300)
+    packing = Packing(kind, group_size, 600, 300)
     x, weight, bias, _ = problem(packing, 300)
     few, many = run(x[: TILE_ROWS - 1], weight, bias, packing), run(x, weight, bias, packing)
     for rows in (slice(0, 1), slice(7, 9), slice(3, 11)):
@@ -109,6 +112,28 @@ def test_rows_of_zeros_small_and_infinite_values():
     exact = x[4].astype(np.float64) @ packing.unpack(weight).T.astype(np.float64)
     assert np.abs(y[4] - exact).max() < 0.02 * np.abs(exact).max()
     np.testing.assert_array_equal(y[5], run(x[5:], weight, None, packing)[0])
+
+
+def test_every_float8():
+    """Each code but NaN times one and times the largest: exact, subnormal ones too, on whichever thread."""
+    codes = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)
+    shape = (2000, len(codes))
+    packing = Packing("fp8", -1, *shape)
+    scales = np.linspace(0.5, 2, shape[0], dtype=np.float32)[:, None]
+    weight = packing.assemble(np.broadcast_to(codes, shape), scales, None)
+    x = np.eye(len(codes), dtype=np.float32)[: TILE_ROWS - 1]
+    for begin in (0, 60, 127, 127 + 60):
+        y = run(np.roll(x, begin, axis=1), weight, None, packing)
+        np.testing.assert_array_equal(y, packing.unpack(weight)[:, begin : begin + len(x)].T)
+
+
+def test_float8_rows_that_are_not_finite():
+    packing = Packing("fp8", -1, 20, 70)
+    x, weight, _, _ = problem(packing, 4)
+    x[0], x[1, 5], x[2, 69] = 0, np.nan, np.inf
+    y = run(x, weight, None, packing)
+    assert (y[0] == 0).all() and np.isnan(y[1]).all() and not np.isfinite(y[2]).any()
+    np.testing.assert_array_equal(y[3], run(x[3:], weight, None, packing)[0])
 
 
 def test_the_largest_codes_do_not_overflow():

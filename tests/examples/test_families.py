@@ -51,10 +51,10 @@ def settings_of_the_process(monkeypatch):
     own.setLevel(levels[1])
 
 
-def run(family, *overrides):
+def run(family, *overrides, config="sharding"):
     """Run the example as `python examples/<family>/inference.py --config-name=sharding ...` does."""
     path = REPOSITORY / "examples" / family / "inference.py"
-    sys.argv = [os.path.relpath(path), "--config-name=sharding", *overrides]
+    sys.argv = [os.path.relpath(path), f"--config-name={config}", *overrides]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
@@ -81,6 +81,19 @@ def test_text(family, monkeypatch, capsys):
         assert re.search(r"^batch size +2, up to 60 tokens a row$", out, re.MULTILINE)
         assert re.search(rf"^decode +[\d.]+ ms/token over {2 * NUM_NEW} tokens in {NUM_NEW} steps$", out, re.MULTILINE)
         assert err == ""
+
+
+@pytest.mark.parametrize("family", CHECKPOINTS)  # GPT-2's: tests/examples/test_parallel.py
+def test_tensor_parallel(family, capsys):
+    """Its tp.yaml runs on two ranks, which say what one device says."""
+    texts = []
+    for config in ("sharding", "tp"):
+        model = f"model.hf_model_name={GOLDEN / CHECKPOINTS[family]}"
+        run(family, model, *SHORT, "model.max_new_tokens=3", config=config)
+        out, err = capsys.readouterr()
+        texts.append(out.partition("\ndevice ")[0])
+        assert ("on each of 2 ranks" in out) == (config == "tp") and err == ""
+    assert texts[0] == texts[1] and texts[0].count("---") == 2
 
 
 def test_glm(tmp_path, capsys):

@@ -89,7 +89,8 @@ def truncated(tmp_path_factory):
         ("model.random_weights=maybe", "random_weights='maybe': wanted true or false"),
         ("inputs.prompts=5", "5 is no prompt; give a string"),
         ("inputs.prompts=[]", "no prompts; give a string"),
-        ("global_args.num_replicas=2", "num_replicas=2: tensor parallelism is not there yet"),
+        ("global_args.num_replicas=two", "num_replicas='two': wanted a whole number of at least 1"),
+        ("model.layers_per_device=[3,4]", "layers_per_device=[3, 4] adds up to 7; the model has 8 layers"),
         ("session.custom_ops=maybe", "custom_ops='maybe': wanted true, false or auto"),
     ],
 )

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from run_op import FLOATS, compiled, hypothesis_settings, normal, reference, refusal, run_op, xla
 from tolerance import assert_close
 
-from poptransformer import ops
+from poptransformer import kv_cache, ops
+from poptransformer.float8 import FLOAT8
 from poptransformer.ops.attention import attention_reference
 
 f32, i32 = np.float32, np.int32
+CACHES = FLOATS | {"float8": FLOAT8, "int8": np.dtype(np.int8)}
 ENGINES = ("reference", "xla", "custom_ops")
 NAMES = ("query", "key", "value", "k_cache", "v_cache", "cache_len", "num_tokens")
 
@@ -32,8 +34,8 @@ def attend(scale=0.3, window=None):
 def problem(B=2, T=3, S=8, N=4, K=2, H=5, *, cache_len=(0, 0), num_tokens=None, dtype=f32, cache_dtype=f32, seed=0):
     """Random arrays; the caches hold numbers everywhere, also where no token has been."""
     shapes = [(B, T, N, H), (B, T, K, H), (B, T, K, H), (B, K, S, H), (B, K, S, H)]
-    dtypes = [dtype] * 3 + [cache_dtype] * 2
-    arrays = [normal(shape, kind, seed=seed + i) for i, (shape, kind) in enumerate(zip(shapes, dtypes, strict=True))]
+    arrays = [normal(shape, dtype if i < 3 else np.float64, seed=seed + i) for i, shape in enumerate(shapes)]
+    arrays[3:] = [kv_cache.store(array, cache_dtype) for array in arrays[3:]]
     num_tokens = [T] * B if num_tokens is None else num_tokens
     return dict(zip(NAMES, [*arrays, np.array(cache_len, i32), np.array(num_tokens, i32)], strict=True))
 
@@ -78,6 +80,12 @@ def test_reference_equals_a_formula_without_cache():
         ("float32", "bfloat16", 1, 127),
         ("float32", "float16", 3, 17),
         ("bfloat16", "float32", 1, 1),
+        ("float32", "float8", 1, 17),
+        ("float32", "int8", 1, 17),
+        ("float32", "float8", 17, 64),
+        ("float32", "int8", 17, 64),
+        ("bfloat16", "float8", 3, 5),
+        ("bfloat16", "int8", 3, 5),
     ],
 )
 def test_lowerings_equal_the_reference(dtype, cache_dtype, T, H, custom_ops):
@@ -85,12 +93,12 @@ def test_lowerings_equal_the_reference(dtype, cache_dtype, T, H, custom_ops):
     S = 131
     cache_len, num_tokens = [0, S - T, 1, 5, S], [T, T, (T + 1) // 2, 0, 0]
     arrays = problem(
-        5, T, S, 6, 3, H, cache_len=cache_len, num_tokens=num_tokens, dtype=FLOATS[dtype], cache_dtype=FLOATS[cache_dtype]
+        5, T, S, 6, 3, H, cache_len=cache_len, num_tokens=num_tokens, dtype=FLOATS[dtype], cache_dtype=CACHES[cache_dtype]
     )
     build = attend(H**-0.5)
     wanted, actual = run_op(reference(), build, **arrays), run_op(xla(custom_ops), build, **arrays)
-    # The plain lowering rounds queries and weights to the cache's dtype when that is narrower.
-    narrow = min((dtype, cache_dtype), key=("bfloat16", "float16", "float32").index)
+    # The plain lowering rounds queries and weights to the cache's dtype when that has 16 bits; of bytes it makes float32.
+    narrow = min((dtype, cache_dtype), key=("bfloat16", "float16", "float32", "float8", "int8").index)
     rtol, atol = {"float32": (1e-5, 2e-6), "float16": (2e-3, 2e-3), "bfloat16": (1e-2, 2e-2)}[narrow]
     assert_close(actual[0], wanted[0], rtol, atol)
     for result, expected in zip(actual[1:], wanted[1:], strict=True):
@@ -160,7 +168,9 @@ def test_reference_equals_a_formula_with_options(options):
 @pytest.mark.parametrize("options", OPTIONS)
 def test_lowerings_equal_the_reference_with_options(options, T, custom_ops):
     cache_len, num_tokens = [0, 17 - T, 3, 5, 0, 9], [T, T, (T + 1) // 2, 0, T, 1]
-    arrays, window = with_options(problem(6, T, 17, 6, 2, 5, cache_len=cache_len, num_tokens=num_tokens), **OPTIONS[options])
+    cache_dtype = (f32, np.int8, FLOAT8)[list(OPTIONS).index(options) % 3]
+    arrays = problem(6, T, 17, 6, 2, 5, cache_len=cache_len, num_tokens=num_tokens, cache_dtype=cache_dtype)
+    arrays, window = with_options(arrays, **OPTIONS[options])
     build = attend(window=window)
     wanted, actual = run_op(reference(), build, **arrays), run_op(xla(custom_ops), build, **arrays)
     assert_close(actual[0], wanted[0], 1e-5, 5e-6)
@@ -230,9 +240,10 @@ def test_properties(engine):
 
 @pytest.mark.parametrize("bad", ["key", "value"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_not_finite_stays_in_its_row(engine, bad):
+@pytest.mark.parametrize("cache_dtype", ["float32", "float8", "int8"])
+def test_what_is_not_finite_stays_in_its_row(engine, bad, cache_dtype):
     """Who sees it is told; neither other rows nor the prompt that has the cache next are touched."""
-    arrays = problem(2, 4, 6, 2, 1, 3, cache_len=[0, 0])
+    arrays = problem(2, 4, 6, 2, 1, 3, cache_len=[0, 0], cache_dtype=CACHES[cache_dtype])
     run = compiled(make_engine(engine), attend(), **arrays)
     wanted = run(**arrays)["0"]
     arrays[bad][0, 2] = [np.inf, np.nan, -np.inf]
@@ -265,9 +276,13 @@ SPECS = {
         ({name: ((2, 3, 0, 5), f32) for name in ("key", "value")}, "4 query heads cannot share 0 key/value heads evenly"),
         ({"key": ((2, 3, 2, 5), np.float16)}, "query, key and value differ in dtype"),
         ({name: (SPECS[name][0], i32) for name in ("query", "key", "value")}, "wants a floating dtype"),
-        ({"k_cache": ((2, 4, 8, 5), f32)}, "the caches must be [2, 2, S, 5]"),
+        ({"k_cache": ((2, 4, 8, 5), f32)}, "caches of float32 must be [2, 2, S, 5]"),
         ({"v_cache": ((2, 2, 9, 5), f32)}, "the two caches differ"),
-        ({name: ((2, 2, 8, 5), i32) for name in ("k_cache", "v_cache")}, "the caches must have a floating dtype"),
+        (
+            {name: ((2, 2, 8, 5), i32) for name in ("k_cache", "v_cache")},
+            "the caches must have a floating dtype, float8_e4m3fn or int8",
+        ),
+        ({name: ((2, 2, 8, 5), np.int8) for name in ("k_cache", "v_cache")}, "caches of int8 must be [2, 2, S, 9]"),
         ({"cache_len": ((2,), np.int64)}, "cache_len must be int32 [2]"),
         ({"num_tokens": ((1,), i32)}, "num_tokens must be int32 [2]"),
     ],

@@ -8,11 +8,13 @@ import re
 import pytest
 
 from poptransformer import ops
+from poptransformer.backends.popart import lowering as popart
 from poptransformer.backends.xla.engine import XlaEngine  # noqa: F401  fills the table of lowerings
 from poptransformer.backends.xla.lowering import LOWERINGS
 from poptransformer.onnx_writer import TRANSLATIONS
 from poptransformer.ops import OPS
 
+popart.load_families()
 PACKAGE = pathlib.Path(ops.__file__).resolve().parents[1]
 TESTS = pathlib.Path(__file__).resolve().parent
 # Op -> the name of its function, where Python's own has the op's.
@@ -33,6 +35,8 @@ def test_op_is_whole(name):
         gaps.add((name, "reference"))
     if name not in LOWERINGS:
         gaps.add((name, "XLA lowering"))
+    if name not in popart.LOWERINGS:
+        gaps.add((name, "PopART lowering"))
     if name not in TRANSLATIONS:
         gaps.add((name, "ONNX translation"))
     function = function_of(name)
@@ -47,7 +51,7 @@ def test_op_is_whole(name):
 
 def test_nothing_is_left_over():
     """No lowering, translation or function without its op."""
-    assert set(LOWERINGS) == set(TRANSLATIONS) == set(OPS)
+    assert set(LOWERINGS) == set(popart.LOWERINGS) == set(TRANSLATIONS) == set(OPS)
     assert {*map(function_of, OPS)} == {getattr(ops, name) for name in ops.__all__ if name != "OPS"}
     assert {name for name, _ in GAPS} <= set(OPS)
 
@@ -55,7 +59,7 @@ def test_nothing_is_left_over():
 def test_one_name_finds_everything():
     """A family is one file beside the others of its name."""
     families = {op.family for op in OPS.values()}
-    for folder in (PACKAGE / "ops", PACKAGE / "backends" / "xla"):
+    for folder in (PACKAGE / "ops", PACKAGE / "backends" / "xla", PACKAGE / "backends" / "popart"):
         assert families <= {path.stem for path in folder.glob("*.py")}
     assert families == {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")} - {"op_set"}
     for name, op in OPS.items():

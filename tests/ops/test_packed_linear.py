@@ -14,7 +14,7 @@ CASES = {
     for kind in ("int8", "int4")
     for group_size in GROUP_SIZES
     for shape in ((1, 1), (17, 33), (31, 130))
-}
+} | {f"fp8 {shape}": Packing("fp8", -1, *shape) for shape in ((1, 1), (17, 33), (31, 130))}
 
 
 def packed(packing, seed=0):
@@ -35,8 +35,9 @@ def test_reference_is_a_product_with_the_unpacked_weight():
     assert_close(y, plain + bias)
 
 
-def test_gathered_rows_are_those_of_the_unpacked_weight():
-    packing = Packing("int8", 64, 40, 70)
+@pytest.mark.parametrize("kind, group_size", [("int8", 64), ("fp8", -1)])
+def test_gathered_rows_are_those_of_the_unpacked_weight(kind, group_size):
+    packing = Packing(kind, group_size, 40, 70)
     weight, ids = packed(packing), np.array([[0, 39, 16], [15, 15, 31]], i32)
     for engine in (reference(), xla(), xla(custom_ops=True)):
         rows = run_op(engine, lambda w, i: ops.packed_gather(w, i, packing, f32), w=weight, i=ids)

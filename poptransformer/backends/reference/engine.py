@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
+from poptransformer.backends.engine import Choice, DeviceInfo, Engine, random_weight
 from poptransformer.graph import bfloat16
 from poptransformer.ops import OPS
 from poptransformer.ops.collective import COLLECTIVES
@@ -41,7 +41,8 @@ class ReferenceEngine(Engine):
         self._parameters[parameter.name] = [load(rank) if whole is None else whole for rank in range(self.world_size)]
 
     def _compile_one(self, name, graph):
-        pass  # nothing to prepare: run walks the nodes
+        # Nothing to prepare: run walks the nodes.
+        return [Choice(node.op, "NumPy") for node in graph.walk() if node.op != "loop"]
 
     def _create_states(self, states):
         for state in states:

@@ -1,6 +1,6 @@
 """Our own kernels for the CPU: find the library that `make` builds, check it, register its handlers, call them.
 
-The only module that knows ctypes. Loading happens once per process, at the first call of load_cpu_library.
+Loading happens once per process, at the first call of load_cpu_library.
 """
 
 import ctypes
@@ -19,8 +19,9 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 2, "gather": 1, "linear": 2, "packed_linear": 1, "wkv": 1}
+OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
+PACKED_TILE_ROWS = 12  # kTileProductRows in custom_ops/packed_linear/packed_linear_cpu.cc
 
 _WAY_OUT = "or set custom_ops: false for the plain XLA lowering"
 
@@ -68,6 +69,17 @@ class CpuLibrary:
             raise MemoryError(f"no room for the {num_bytes} bytes that the bandwidth measurement reads")
         return measured
 
+    def dot_peak_gop_per_s(self, kind):
+        """Measure how fast all threads together multiply and add in registers, in Gop/s (1e9, a product and its sum are two).
+
+        Args:
+          kind: "fp32", "bf16", "int8" or "bf16 tiles", with the instructions of `isa`.
+        Returns: 0 where `isa` has no instruction for that.
+        """
+        peak = self._handle.poptransformer_dot_peak_gop_per_s
+        peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_char_p,)
+        return peak(kind.encode())
+
 
 def load_cpu_library():
     """Load the library and register its handlers with XLA under `poptransformer_<op>`, once per process.
@@ -98,7 +110,8 @@ def attention(
     Args:
       query: [B, T, N, H], float32, bfloat16 or float16.
       key, value: [B, T, K, H], dtype of query; K divides N, query head n reads key/value head n // (N // K).
-      k_cache, v_cache: [B, K, S, H], one dtype of the same three. Updated in place where XLA may reuse them (donated, or
+      k_cache, v_cache: [B, K, S, H], one dtype of the same three, or as poptransformer/kv_cache.py has float8_e4m3fn and int8
+        ones. Updated in place where XLA may reuse them (donated, or
         carried through a loop), else copied first.
       cache_len: [B], int32, positions that are in the cache already.
       num_tokens: [B], int32, how many of the T positions are real; the others give 0 and write nothing.
@@ -137,17 +150,32 @@ def gather(table, indices):
     return rows.reshape(*indices.shape, table.shape[1])
 
 
-def takes_linear(x, weight):
-    """Whether `linear` multiplies these: few rows, or bfloat16 on a CPU with tiles."""
+def linear_refusal(x, weight):
+    """Why `linear` does not multiply these, in words: it takes few rows, or bfloat16 on a CPU with tiles; None if it does."""
+    num_rows = math.prod(x.shape[:-1])
     is_bfloat16 = x.dtype == weight.dtype == jax.numpy.bfloat16
-    return math.prod(x.shape[:-1]) <= MAX_LINEAR_ROWS or is_bfloat16 and load_cpu_library().has_tiles
+    if num_rows <= MAX_LINEAR_ROWS or is_bfloat16 and load_cpu_library().has_tiles:
+        return None
+    return f"{num_rows} rows in {weight.dtype.name}, the kernel takes up to {MAX_LINEAR_ROWS}"
+
+
+def linear_isa(x):
+    """What `linear` runs for these rows: tiles, or the library's `isa`."""
+    library = load_cpu_library()
+    return "tiles" if library.has_tiles and math.prod(x.shape[:-1]) > MAX_LINEAR_ROWS else library.isa
+
+
+def packed_linear_isa(x):
+    """What `packed_linear` runs for these rows: tiles, or the library's `isa`."""
+    library = load_cpu_library()
+    return "tiles" if library.has_tiles and math.prod(x.shape[:-1]) >= PACKED_TILE_ROWS else library.isa
 
 
 def linear(x, weight, bias, out_dtype):
     """y = x W^T + b, bound by reading the weight once where rows are few.
 
     Args:
-      x: [..., I], float32, bfloat16 or float16, of which `takes_linear` says yes.
+      x: [..., I], float32, bfloat16 or float16, of which `linear_refusal` says nothing.
       weight: [O, I], one of the same dtypes.
       bias: [O], dtype of x, or None.
       out_dtype: one of the same dtypes.
@@ -161,7 +189,7 @@ def linear(x, weight, bias, out_dtype):
 
 
 def packed_linear(x, weight, bias, packing, out_dtype):
-    """y = x W^T + b with a packed W, for any number of rows; x is quantised to 8 bits on the way.
+    """y = x W^T + b with a packed W, for any number of rows; beside integer codes x is quantised to 8 bits on the way.
 
     Args:
       x: [..., I], float32, bfloat16 or float16.
@@ -176,7 +204,10 @@ def packed_linear(x, weight, bias, packing, out_dtype):
     bias = jax.numpy.zeros(0, x.dtype) if bias is None else bias.astype(x.dtype)
     result = jax.ShapeDtypeStruct((rows.shape[0], packing.out_features), out_dtype)
     call = jax.ffi.ffi_call(target_name("packed_linear"), result)
-    y = call(rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size))
+    y = call(
+        rows, weight, bias, bits=np.int64(packing.bits), group_size=np.int64(packing.group_size),
+        is_float8=np.int64(packing.kind == "fp8"),
+    )  # fmt: skip
     return y.reshape(*x.shape[:-1], packing.out_features)
 
 

@@ -95,4 +95,6 @@ class DeviceGroup:
         return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def _whole(self, shape, is_cut):
-        return (self.world_size * shape[0], *shape[1:]) if is_cut and self.world_size > 1 else tuple(shape)
+        if not is_cut or self.world_size == 1:
+            return tuple(shape)
+        return (self.world_size * shape[0], *shape[1:]) if shape else (self.world_size,)

@@ -17,6 +17,7 @@ from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.device_group import DeviceGroup
 from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
 from poptransformer.backends.xla.lowering import Context
+from poptransformer.backends.xla.memory import drop_zeros, trim
 from poptransformer.backends.xla.packed_rows import PackedRows, packed_specs, rearrange
 from poptransformer.backends.xla.program import Program
 from poptransformer.backends.xla.staged_program import StagedProgram
@@ -53,8 +54,9 @@ class XlaEngine(Engine):
         self.groups = [
             DeviceGroup(devices) for devices in pick_devices(platform, world_size, num_stages, cluster.size if cluster else 1)
         ]
+        self.world_size = world_size
         self.device = self.groups[0].ranks_here()[0][1]
-        self._library = _custom_op_library(self.device.platform, custom_ops)
+        self._library, self._no_custom_ops = _custom_op_library(self.device.platform, custom_ops)
         self._gpu_kernels = _gpu_kernels(self.device.platform, custom_ops)
         self._rearrangements = {}
         self._parameters, self._states, self._programs = {}, {}, {}
@@ -71,8 +73,8 @@ class XlaEngine(Engine):
             else "none (plain XLA)"
         )
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
-        name = cpu_name() if platform == "cpu" else self.device.device_kind
-        world_size, num_stages = self.groups[0].world_size, len(self.groups)
+        name = self.device_name
+        world_size, num_stages = self.world_size, len(self.groups)
         if world_size * num_stages > 1:
             stages = f"{num_stages} stages of " if num_stages > 1 and world_size > 1 else ""
             ranks = f"{world_size} tensor-parallel ranks" if world_size > 1 else f"{num_stages} stages"
@@ -84,6 +86,13 @@ class XlaEngine(Engine):
         if self.device.platform == "cpu":
             return self._library.read_bandwidth_gb_per_s() if self._library else None
         return _copy_bandwidth_gb_per_s(self.device)
+
+    @property
+    def device_name(self):
+        return cpu_name() if self.device.platform == "cpu" else self.device.device_kind
+
+    def memory_bytes(self):
+        return (self.device.memory_stats() or {}).get("bytes_limit")
 
     def _free(self):
         for array in (*jax.tree.leaves(self._parameters), *self._states.values()):
@@ -137,9 +146,11 @@ class XlaEngine(Engine):
                 if number is not None:
                     return jnp.full(spec.shape, number, spec.dtype)
                 seed = zlib.crc32(parameter.name.encode()) + (rank if is_cut else 0)
-                return jax.random.bits(jax.random.key(seed), spec.shape, spec.dtype)
+                draws = jax.random.bits(jax.random.key(seed), (*spec.shape, 4), jnp.uint8)
+                return jax.lax.bitcast_convert_type(jnp.asarray(parameter.packing.drawn_codes)[draws], spec.dtype)
 
-        numbers = PackedRows(None, *parameter.packing.drawn_numbers)
+        scale, minimum = (*parameter.packing.drawn_numbers, None)[:2]
+        numbers = PackedRows(None, scale, minimum)
         return PackedRows(*(
             None if spec is None else group.put_parts(functools.partial(part, spec=spec, number=number), spec.shape, is_cut)
             for spec, number in zip(packed_specs(parameter.packing), numbers, strict=True)
@@ -159,9 +170,12 @@ class XlaEngine(Engine):
 
     def _compile_one(self, name, graph):
         _refuse_64_bits(graph)
+        library = self._library
         context = Context(
             self.device.platform,
-            frozenset((self._library.ops if self._library else ()) + self._gpu_kernels),
+            frozenset((library.ops if library else ()) + self._gpu_kernels),
+            library.isa if library else "Pallas" if self._gpu_kernels else "",
+            self._no_custom_ops,
             {
                 value: packed_specs(parameter.packing)
                 for parameter, value in graph.parameters.values()
@@ -169,18 +183,23 @@ class XlaEngine(Engine):
             },
         )
         self._stages |= graph.stages_of()
+        trim()
         if len(self.groups) == 1:
             self._programs[name] = Program(graph, self.groups[0], context)
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)
+        trim()
+        return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
         for state in states:
             group = self.groups[self._stages[state.name][0]]
             self._states[state.name] = group.zeros(state.spec, state.is_cut)
+            if self.device.platform == "cpu":
+                drop_zeros(self._states[state.name])
 
     def _run_one(self, name, inputs):
-        outputs, states = self._programs[name].run(self._parameters, self._states, inputs)
+        outputs, states = self._programs[name](self._parameters, self._states, inputs)
         self._states |= states
         if not outputs:
             jax.block_until_ready(states)
@@ -253,24 +272,24 @@ def _gpu_kernels(platform, custom_ops):
 
 
 def _custom_op_library(platform, custom_ops):
-    """Find the kernels for a platform, or say by name that plain XLA runs instead."""
+    """Find the kernels for a platform, or say by name that plain XLA runs instead: (library or None, why there is none)."""
     if not isinstance(custom_ops, (bool, str)) or isinstance(custom_ops, str) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
-        return None
+        return None, "custom_ops is false"
     if platform == "gpu":
-        return None
+        return None, "no kernel for gpu yet"
     if platform != "cpu":
         if custom_ops is True:
             raise UserError(f"custom_ops=true: there are no custom ops for {platform!r} yet; set custom_ops: auto or false")
         logger.info("no custom ops for %s yet: every op runs as plain XLA", platform)
-        return None
+        return None, f"no kernels for {platform} yet"
     from poptransformer.backends.xla.custom_ops import MissingLibraryError, load_cpu_library
 
     try:
-        return load_cpu_library()
+        return load_cpu_library(), ""
     except MissingLibraryError as error:
         if custom_ops is True:
             raise
         logger.warning("attention, gather, linear and wkv run as plain XLA, several times slower: %s", error)
-        return None
+        return None, "the kernels are not built"

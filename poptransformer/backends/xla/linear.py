@@ -16,11 +16,8 @@ def matmul(context, x, y, out_dtype):
 
 @lowering("linear")
 def linear(context, x, weight, bias, out_dtype):
-    if "linear" in context.custom_ops:
-        from poptransformer.backends.xla import custom_ops
-
-        if custom_ops.takes_linear(x, weight):
-            return custom_ops.linear(x, weight, bias, out_dtype)
+    if context.use_kernel("linear", lambda: _kernel().linear_refusal(x, weight), lambda: _kernel().linear_isa(x)):
+        return _kernel().linear(x, weight, bias, out_dtype)
     if context.platform == "gpu" and math.prod(x.shape[:-1]) == 1:
         y = _multiply_and_reduce(x, weight)
     else:
@@ -28,6 +25,12 @@ def linear(context, x, weight, bias, out_dtype):
     if bias is not None:
         y = y + bias.astype(jnp.float32)
     return y.astype(out_dtype)
+
+
+def _kernel():
+    from poptransformer.backends.xla import custom_ops
+
+    return custom_ops
 
 
 def _multiply_and_reduce(x, weight):

@@ -5,32 +5,69 @@ A lowering is called as `lower(context, *arrays, **attributes)` and returns one 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from poptransformer.graph import Value
+from poptransformer.backends.engine import Choice
+from poptransformer.graph import Node, Value
 
 LOWERINGS: dict[str, Callable] = {}
 
 
 @dataclasses.dataclass
 class Context:
-    """What a lowering may ask about the engine that traces it.
+    """What a lowering may ask about the engine that traces it, and where it says what it took.
 
     Attributes:
       platform: JAX's name of it, "cpu", "gpu" or "tpu".
       custom_ops: names of the ops that run as kernels of this project.
+      isa: the instruction set that these kernels run.
+      no_custom_ops: why there are none, or no others, in words.
       specs: how parameters lie on the devices that lie there otherwise than the graph says, as pytrees of Specs.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
+      choices: what was taken for each node that was traced. A node that is traced twice counts once.
     """
 
     platform: str
     custom_ops: frozenset[str]
+    isa: str = ""
+    no_custom_ops: str = "custom_ops is false"
     specs: dict[Value, object] = dataclasses.field(default_factory=dict)
     evaluate: Callable | None = None
+    choices: dict[Node, Choice] = dataclasses.field(default_factory=dict)
+    _kernels: list[str] = dataclasses.field(default_factory=list)
+    _refusals: list[str] = dataclasses.field(default_factory=list)
+
+    def use_kernel(self, name: str, refusal: Callable[[], str | None] | None = None, isa: Callable[[], str] | None = None):
+        """Whether the op that is being lowered shall run as a kernel of this project; the answer is noted for reports.
+
+        Args:
+          name: the kernel's name in `custom_ops`.
+          refusal: called where the kernel is there; says in words why it does not take these arrays, None if it does.
+          isa: says which instruction set it runs for these arrays, where that is not always the Context's `isa`.
+        """
+        reason = (refusal() if refusal else None) if name in self.custom_ops else self.no_custom_ops
+        if reason is None:
+            self._kernels.append(f"{name} ({isa() if isa else self.isa})")
+        else:
+            self._refusals.append(reason)
+        return reason is None
+
+    @contextlib.contextmanager
+    def lowering(self, node: Node):
+        """Note what the lowering that is called inside the `with` block takes for a node."""
+        outer = self._kernels, self._refusals
+        self._kernels, self._refusals = [], []
+        yield
+        if self._kernels:
+            self.choices[node] = Choice(node.op, f"kernel {', '.join(dict.fromkeys(self._kernels))}")
+        else:
+            self.choices[node] = Choice(node.op, "plain XLA", "; ".join(self._refusals) or "no kernel for this op")
+        self._kernels, self._refusals = outer
 
 
 def product(x, y, dimensions):

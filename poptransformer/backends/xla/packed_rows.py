@@ -1,7 +1,7 @@
 """Packed weights as plain XLA reads them: the codes of an output follow each other, in words of 32 bits.
 
 The packed form of packing.py, 16 outputs side by side, suits the CPU's kernel. A compiler that sees loops over an output's
-inputs wants these to lie one after the other, and few loads: a word has 4 codes of int8, or 8 of int4.
+inputs wants these to lie one after the other, and few loads: a word has 4 codes of int8 or fp8, or 8 of int4.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from poptransformer.backends.xla.lowering import product
+from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Spec
-from poptransformer.packing import BLOCK_ROWS, UNIT, Packing
+from poptransformer.packing import BLOCK_ROWS, UNIT, ZERO_CODES, Packing
 
 
 class PackedRows(NamedTuple):
     """A packed matrix [O, I], rearranged.
 
     Attributes:
-      words: [O, W] uint32. int8: word w has inputs 4 w .. 4 w + 3, from the low byte on. int4, in a unit of 32 inputs with
+      words: [O, W] uint32. int8, fp8: word w has inputs 4 w .. 4 w + 3, from the low byte on. int4, in a unit of 32 inputs with
         words 0 .. 3: the low halves of word q's bytes are of inputs 4 q .. 4 q + 3, the high halves of those 16 further on.
-      scales: [O, G] float16.
+      scales: [O, G] float16, fp8 float32.
       minimums: the same, int4 only; else None.
     """
 
@@ -35,8 +36,8 @@ class PackedRows(NamedTuple):
 def packed_specs(packing: Packing) -> PackedRows:
     """Shapes and dtypes of a rearranged matrix."""
     words = Spec((packing.out_features, packing.num_units * packing.bits), np.dtype(np.uint32))
-    numbers = Spec((packing.out_features, packing.num_groups), np.dtype(np.float16))
-    return PackedRows(words, numbers, numbers if packing.bits == 4 else None)
+    numbers = Spec((packing.out_features, packing.num_groups), packing.scale_dtype)
+    return PackedRows(words, numbers, numbers if packing.has_minimums else None)
 
 
 def rearrange(packed, packing: Packing) -> PackedRows:
@@ -45,10 +46,12 @@ def rearrange(packed, packing: Packing) -> PackedRows:
     codes = packed[:, : packing.code_bytes].reshape(num_blocks, -1, BLOCK_ROWS, 4)
     words = _row_by_row(jax.lax.bitcast_convert_type(codes, jnp.uint32), packing)
     numbers = []
-    for part in range(1 if packing.bits == 8 else 2):
+    dtype = packing.scale_dtype
+    for part in range(2 if packing.has_minimums else 1):
         at = packing.code_bytes + part * packing.scale_bytes
-        pairs = packed[:, at : at + packing.scale_bytes].reshape(num_blocks, packing.num_groups, BLOCK_ROWS, 2)
-        numbers.append(_row_by_row(jax.lax.bitcast_convert_type(pairs, jnp.float16), packing))
+        of_part = packed[:, at : at + packing.scale_bytes]
+        of_part = of_part.reshape(num_blocks, packing.num_groups, BLOCK_ROWS, dtype.itemsize)
+        numbers.append(_row_by_row(jax.lax.bitcast_convert_type(of_part, dtype), packing))
     return PackedRows(words, numbers[0], numbers[1] if len(numbers) > 1 else None)
 
 
@@ -62,8 +65,7 @@ def one_row_product(x, rows: PackedRows, packing: Packing):
     inputs = inputs_of_words(x, packing)
     sums = inputs.sum(0)
     products = sum(part * inputs[place] for place, part in enumerate(_codes(rows.words, packing)))
-    if packing.bits == 8:
-        products -= 128 * sums
+    products -= ZERO_CODES[packing.kind] * sums
     y = (products * _of_words(rows.scales, packing)).sum(-1)
     if rows.minimums is not None:
         y += (_of_words(rows.minimums, packing) * sums).sum(-1)
@@ -78,7 +80,10 @@ def code_shifts(packing: Packing) -> list[int]:
 
 def _codes(words, packing):
     """The codes of words [..., W], one float32 array for each place in a word."""
-    return [(words >> shift & np.uint32(2**packing.bits - 1)).astype(jnp.float32) for shift in code_shifts(packing)]
+    codes = [words >> np.uint32(shift) & np.uint32(2**packing.bits - 1) for shift in code_shifts(packing)]
+    if packing.kind == "fp8":
+        codes = [jax.lax.bitcast_convert_type(part.astype(jnp.uint8), FLOAT8) for part in codes]
+    return [part.astype(jnp.float32) for part in codes]
 
 
 def inputs_of_words(x, packing: Packing):
@@ -98,7 +103,7 @@ def _of_words(numbers, packing):
 
 def unpack(rows: PackedRows, packing: Packing):
     """The matrix, or those rows of it that `rows` has: [n, I] float32."""
-    values = jnp.stack(_codes(rows.words, packing), -1) - (128 if packing.bits == 8 else 0)
+    values = jnp.stack(_codes(rows.words, packing), -1) - ZERO_CODES[packing.kind]
     values *= _of_words(rows.scales, packing)[:, :, None]
     if rows.minimums is not None:
         values += _of_words(rows.minimums, packing)[:, :, None]

@@ -1,6 +1,6 @@
 """Programs: a graph, compiled for the device group that runs it, or for several groups one after the other.
 
-Both kinds are called alike: `run(parameters, states, inputs) -> (outputs, updated states)`, with parameters as name ->
+Both kinds are called alike: `program(parameters, states, inputs) -> (outputs, updated states)`, with parameters as name ->
 {stage: array} and states by name.
 """
 
@@ -48,7 +48,7 @@ class Program:
         lowered = jitted.lower(*abstract)
         self._program = uninterrupted(lambda: lowered.compile(compiler_options(context.platform)))
 
-    def run(self, parameters, states, inputs):
+    def __call__(self, parameters, states, inputs):
         """See the module's docstring; the states that the graph updates are overwritten."""
         graph = self.graph
         updated, kept = _split_states(graph)
@@ -58,6 +58,10 @@ class Program:
             {key: states[key] for key in kept},
             {key: self._group.put(array) for key, array in inputs.items()},
         )
+
+    def as_text(self) -> str:
+        """The compiled program in XLA's language."""
+        return self._program.as_text()
 
 
 def _split_states(graph):
@@ -79,7 +83,7 @@ def emit_nodes(context, values, nodes):
     """Emit nodes into the program that is being traced, and put their results into `values`."""
     for node in nodes:
         arrays = [None if value is None else values[value] for value in node.inputs]
-        with jax.named_scope(node.scope or node.op):
+        with jax.named_scope(node.scope or node.op), context.lowering(node):
             results = LOWERINGS[node.op](context, *arrays, **node.attributes)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for value, array in zip(node.outputs, results, strict=True):

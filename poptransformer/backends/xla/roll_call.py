@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 
@@ -37,7 +38,8 @@ def _lead(port, num_processes, until, timeout_s):
         try:
             server = stack.enter_context(socket.create_server(("", port), backlog=num_processes))
         except OSError as error:
-            raise UserError(f"distributed: process 0 cannot listen on port {port} ({error.strerror}); choose another") from None
+            why = os.strerror(error.errno)
+            raise UserError(f"distributed: process 0 cannot listen on port {port} ({why}); choose another") from None
         there = {}
         while len(there) < num_processes - 1:
             server.settimeout(max(until - time.monotonic(), 0.01))

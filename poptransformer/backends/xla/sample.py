@@ -12,7 +12,7 @@ from poptransformer.ops.sample import LEAST_TEMPERATURE, THREEFRY_PARITY, THREEF
 
 
 @lowering("sample")
-def sample(context, logits, temperature, top_k, top_p, min_p, seed, position):
+def sample(context, logits, temperature, top_k, top_p, min_p, seed, position, top_k_limit=None):
     def greedy():
         return jnp.argmax(logits, -1).astype(jnp.int32)
 

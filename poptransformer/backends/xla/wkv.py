@@ -13,7 +13,7 @@ _FASTEST_DECAY = 1e30  # finite, so that times 0 it is 0
 
 @lowering("wkv")
 def wkv(context, key, value, time_decay, time_first, wkv_state, cache_len, num_tokens):
-    if "wkv" in context.custom_ops:
+    if context.use_kernel("wkv"):
         from poptransformer.backends.xla import custom_ops
 
         return custom_ops.wkv(key, value, time_decay, time_first, wkv_state, cache_len, num_tokens)
