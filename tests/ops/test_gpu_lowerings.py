@@ -56,7 +56,7 @@ def test_packed_kernel_hides_nothing_that_is_not_finite():
 
 
 def test_rearranged_weights_are_the_same():
-    for packing in (Packing("int8", 64, 33, 130), Packing("int4", 32, 17, 100)):
+    for packing in (Packing("int8", 64, 33, 130), Packing("int4", 32, 17, 100), Packing("fp8", -1, 5, 70)):
         packed = packing.pack(normal((packing.out_features, packing.in_features), f32))
         rows = packed_rows.rearrange(jnp.asarray(packed), packing)
         for array, spec in zip(rows, packed_rows.packed_specs(packing), strict=True):

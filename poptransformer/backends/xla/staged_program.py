@@ -117,7 +117,10 @@ class StagedProgram:
         def program(donated, kept):
             values = {value: jnp.asarray(array) for value, array in root.constants.items()}
             given = zip((*piece.donated, *piece.kept), (*donated, *kept), strict=True)
-            values |= {value: jnp.reshape(array, value.shape) for value, array in given}  # scalars that differ have an axis
+            values |= {
+                value: array if value.shape else jnp.reshape(array, ())  # scalars that differ have an axis
+                for value, array in given
+            }
             self._context.evaluate = functools.partial(evaluate, self._context, values)
             emit_nodes(self._context, values, piece.nodes)
             return [jnp.reshape(values[value], self._shape(value)) for value in piece.results]
