@@ -16,7 +16,8 @@ array of bytes [ceil(O / 16), block_bytes], a row for each block of 16 outputs, 
     zeros    up to a multiple of 64 bytes
 
 so that one vector holds four inputs of 16 outputs, as the dot product instructions of 8-bit integers want them. Inputs past I
-and outputs past O have zeros. In Python only the lowerings of packed_linear know the layout as well, in C++ its kernel.
+and outputs past O have zeros. In Python only `rearrange` in backends/xla/packed_rows.py knows the layout as well, in C++ the
+kernel.
 """
 
 from __future__ import annotations
@@ -277,17 +278,28 @@ class Packing:
         """Random packed weights of about the deviation that random float weights have, for speed without a checkpoint."""
         generator = np.random.default_rng(seed)
         packed = np.frombuffer(generator.bytes(int(np.prod(self.shape))), np.uint8).reshape(self.shape).copy()
-        span = 0.07  # of uniform values with a deviation of 0.02
-        scale, at = span / (2**self.bits - 1), self.code_bytes
-        if self.kind == "fp8":
-            uniform = to_float8(np.linspace(-LARGEST, LARGEST, 256)).view(np.uint8)
-            packed[:, :at], scale = uniform[packed[:, :at]], span / 2 / LARGEST
-        for number in (scale, -span / 2) if self.has_minimums else (scale,):
+        at = self.code_bytes
+        packed[:, :at] = self.drawn_codes[packed[:, :at]]
+        for number in self.drawn_numbers:
             numbers = np.full(self.num_groups * BLOCK_ROWS, number, self.scale_dtype)
             packed[:, at : at + self.scale_bytes] = numbers.view(np.uint8)
             at += self.scale_bytes
         packed[:, at:] = 0
         return packed
+
+    @property
+    def drawn_codes(self) -> np.ndarray:
+        """For each random byte one of the packed codes, so that values are uniform: [256] uint8."""
+        if self.kind == "fp8":
+            return to_float8(np.linspace(-LARGEST, LARGEST, 256)).view(np.uint8)
+        return np.arange(256, dtype=np.uint8)
+
+    @property
+    def drawn_numbers(self) -> tuple[float, ...]:
+        """Scale, and minimum where there are any, of random weights: values then have a deviation of 0.02."""
+        span = 0.07  # of uniform values
+        scale = span / 2 / LARGEST if self.kind == "fp8" else span / (2**self.bits - 1)
+        return (scale, -span / 2) if self.has_minimums else (scale,)
 
 
 _NOT_FINITE = "holds NaN or infinity, which cannot be quantised; set precision to fp32, bf16 or fp16"

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from poptransformer import Session
+from poptransformer.backends.xla.packed_linear_gpu import few_rows_product
+from poptransformer.backends.xla.packed_rows import rearrange
+from poptransformer.packing import Packing
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 POCKET = REPOSITORY / "examples/gpt2/gpt2-pocket"
@@ -75,7 +78,39 @@ def test_each_family_gives_its_golden_tokens(family):
 def test_packed_weights_give_the_logits_of_the_cpu(precision):
     """Both unpack in plain XLA; the CPU is asked not to round activations as its kernel does."""
     logits = []
-    for platform, custom_ops in (("cpu", False), ("cuda", "auto")):
-        with Session(POCKET, platform=platform, precision=precision, kv_cache="fp32", custom_ops=custom_ops) as session:
+    for platform in ("cpu", "cuda"):
+        with Session(POCKET, platform=platform, precision=precision, kv_cache="fp32", custom_ops=False) as session:
             logits.append(session.logits(PROMPTS[1]))
     assert np.abs(logits[0] - logits[1]).max() < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_packed_kernel_gives_what_its_interpreter_gives(kind):
+    """Numbers of rows and of outputs that the blocks of threads do not divide, too."""
+    import jax
+    import jax.numpy as jnp
+
+    generator = np.random.default_rng(0)
+    multiply = jax.jit(few_rows_product, static_argnums=(2, 3))
+    cases = (32, 50, 4096, 1), (64, 33, 130, 3), (128, 9, 11008, 8), (-1, 17, 1600, 1)
+    for group_size, num_outputs, num_inputs, num_rows in cases:
+        packing = Packing(kind, group_size, num_outputs, num_inputs)
+        packed = packing.pack(generator.standard_normal((num_outputs, num_inputs), np.float32))
+        x, results = generator.standard_normal((num_rows, num_inputs), np.float32), []
+        for platform in ("cpu", "cuda"):
+            with jax.default_device(jax.devices(platform)[0]):
+                rows = rearrange(jnp.asarray(packed), packing)
+                results.append(np.asarray(multiply(jnp.asarray(x), rows, packing, platform == "cpu")))
+        assert np.abs(results[0] - results[1]).max() < 1e-4 * np.abs(results[0]).max()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_packed_kernel_costs_little_accuracy(precision):
+    """Rows of 8 positions are the longest prompts whose tokens the kernel takes together."""
+    losses = []
+    for custom_ops in (False, True):
+        with Session(POCKET, platform="cuda", precision=precision, max_length=8, custom_ops=custom_ops) as session:
+            assert ("packed_linear" in session.device_info.custom_ops) == custom_ops
+            ids = session.tokenizer.encode((POCKET / "valid.txt").read_text(encoding="utf-8")[:600])
+            losses.append(-np.concatenate([session.score(ids[at : at + 8]) for at in range(0, 120, 8)]).mean())
+    assert 0 < abs(losses[1] / losses[0] - 1) < 5e-3

@@ -38,6 +38,9 @@ def plain_attention(
     keys, values = _load(k_cache), _load(v_cache)
     grouped = query.reshape(num_rows, num_new, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(num_rows * num_kv_heads, group * num_new, head_dim).astype(keys.dtype)
+    if num_new == 1:
+        # Else XLA:GPU turns the query anew for each of the cache's positions.
+        grouped = lax.optimization_barrier(grouped)
     scores = _batched_dot(grouped, keys, contract=2) * scale  # [B * K, G * T, S]
     position = cache_len[:, None] + jnp.arange(num_new)  # [B, T]
     visible = _visible(position, capacity, window, context_len, cache_len + num_tokens)  # [B, T, S]
@@ -66,13 +69,14 @@ def _visible(position, capacity, window, context_len, length):
 
 
 def _confine(key, value, dtype):
-    """Values that are not finite in the cache's dtype become 0 and their keys NaN; both [B, T, K, H].
+    """Values that are not finite in the cache's dtype become 0, and the same features of their keys NaN; both [B, T, K, H].
 
     Whoever sees such a token still gets NaN. Whoever does not, because another row has the cache now, gets nothing of it: its
-    score is masked, while a value in the cache is always multiplied, and 0 * NaN is NaN.
+    score is masked, while a value in the cache is always multiplied, and 0 * NaN is NaN. One NaN in a key is enough, and needs
+    no look at the other features, which would be a kernel of its own on a GPU.
     """
     is_finite = jnp.isfinite(value if dtype in (FLOAT8, INT8) else value.astype(dtype))
-    return jnp.where(is_finite.all(-1, keepdims=True), key, jnp.nan), jnp.where(is_finite, value, 0)
+    return jnp.where(is_finite, key, jnp.nan), jnp.where(is_finite, value, 0)
 
 
 def _store(x, dtype):

@@ -73,11 +73,16 @@ class DeviceGroup:
         sharding = self._cut if is_cut else self._shared
         return jax.ShapeDtypeStruct(self._whole(spec.shape, is_cut), spec.dtype, sharding=sharding)
 
+    def abstract_of(self, value, is_cut, specs):
+        """`abstract` of a value; `specs` has those that are several arrays, as pytrees of Specs."""
+        return jax.tree.map(lambda spec: self.abstract(spec, is_cut), specs.get(value, value.spec))
+
     def on_ranks(self, function, arguments_are_cut, results_are_cut):
         """Make a function of one rank's arrays one of all ranks' arrays.
 
         Args:
-          arguments_are_cut, results_are_cut: bools in the structure of the arguments (a tuple) and of the results.
+          arguments_are_cut, results_are_cut: bools in the structure of the arguments (a tuple) and of the results; one bool
+            may stand for all arrays of a part.
         """
         if self.world_size == 1:
             return function

@@ -20,6 +20,7 @@ from poptransformer.backends.xla.fuse import fuse
 from poptransformer.backends.xla.huge_pages import HugePages
 from poptransformer.backends.xla.lowering import Context
 from poptransformer.backends.xla.memory import drop_zeros, trim
+from poptransformer.backends.xla.packed_rows import PackedRows, packed_specs, rearrange
 from poptransformer.backends.xla.program import Program
 from poptransformer.backends.xla.staged_program import StagedProgram
 from poptransformer.errors import UnsupportedError, UserError
@@ -58,6 +59,8 @@ class XlaEngine(Engine):
         self.world_size = world_size
         self.device = self.groups[0].ranks_here()[0][1]
         self._library, self._no_custom_ops = _custom_op_library(self.device.platform, custom_ops)
+        self._gpu_kernels = _gpu_kernels(self.device.platform, custom_ops)
+        self._rearrangements = {}
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
         self._huge_pages = HugePages()
@@ -68,6 +71,8 @@ class XlaEngine(Engine):
         kernels = (
             f"{', '.join(library.ops)} ({library.instructions}, {library.num_threads} threads)"
             if library
+            else f"{', '.join(self._gpu_kernels)} (Pallas)"
+            if self._gpu_kernels
             else "none (plain XLA)"
         )
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
@@ -93,8 +98,7 @@ class XlaEngine(Engine):
         return (self.device.memory_stats() or {}).get("bytes_limit")
 
     def _free(self):
-        places = (array for places in self._parameters.values() for array in places.values())
-        for array in (*places, *self._states.values()):
+        for array in (*jax.tree.leaves(self._parameters), *self._states.values()):
             if not array.is_deleted():
                 array.delete()
         self._parameters, self._states, self._programs = {}, {}, {}
@@ -113,12 +117,47 @@ class XlaEngine(Engine):
         places = {}
         for stage in stages:
             group = self.groups[stage]
+            if self._rearranges(parameter) and not parameter.load:
+                places[stage] = self._random_rows(parameter, group, is_cut)
+                continue
             if is_cut or group.world_size == 1 or not parameter.load:
                 places[stage] = group.put_parts(part, parameter.shape, is_cut)
             else:
                 places[stage] = group.put(parameter.load(0))
-            places[stage].block_until_ready()
+            if self._rearranges(parameter):
+                places[stage] = self._rearrange(parameter.packing, stage, is_cut)(places[stage])
+            jax.block_until_ready(places[stage])
         self._parameters[parameter.name] = places
+
+    def _rearranges(self, parameter):
+        """Whether a parameter lies on the devices as PackedRows: the CPU's kernel takes packed weights as they are."""
+        return parameter.packing is not None and not self._library
+
+    def _rearrange(self, packing, stage, is_cut):
+        """A function that rearranges every rank's part of a packed weight, compiled once for each shape."""
+        key = packing, stage, is_cut
+        if key not in self._rearrangements:
+            on_ranks = self.groups[stage].on_ranks(lambda packed: rearrange(packed, packing), (is_cut,), is_cut)
+            self._rearrangements[key] = jax.jit(on_ranks)
+        return self._rearrangements[key]
+
+    def _random_rows(self, parameter, group, is_cut):
+        """Random packed weights as they lie, drawn on the devices: a host takes half a minute for 7 GB."""
+
+        def part(rank, device, spec, number):
+            with jax.default_device(device):
+                if number is not None:
+                    return jnp.full(spec.shape, number, spec.dtype)
+                seed = zlib.crc32(parameter.name.encode()) + (rank if is_cut else 0)
+                draws = jax.random.bits(jax.random.key(seed), (*spec.shape, 4), jnp.uint8)
+                return jax.lax.bitcast_convert_type(jnp.asarray(parameter.packing.drawn_codes)[draws], spec.dtype)
+
+        scale, minimum = (*parameter.packing.drawn_numbers, None)[:2]
+        numbers = PackedRows(None, scale, minimum)
+        return PackedRows(*(
+            None if spec is None else group.put_parts(functools.partial(part, spec=spec, number=number), spec.shape, is_cut)
+            for spec, number in zip(packed_specs(parameter.packing), numbers, strict=True)
+        ))  # fmt: skip
 
     def _random(self, parameter, rank, device):
         if parameter.packing:
@@ -136,7 +175,15 @@ class XlaEngine(Engine):
         _refuse_64_bits(graph)
         library = self._library
         context = Context(
-            self.device.platform, frozenset(library.ops if library else ()), library.isa if library else "", self._no_custom_ops
+            self.device.platform,
+            frozenset((library.ops if library else ()) + self._gpu_kernels),
+            library.isa if library else "Pallas" if self._gpu_kernels else "",
+            self._no_custom_ops,
+            {
+                value: packed_specs(parameter.packing)
+                for parameter, value in graph.parameters.values()
+                if self._rearranges(parameter)
+            },
         )
         self._stages |= graph.stages_of()
         trim()
@@ -224,12 +271,19 @@ def _time_copies(source, num_bytes, repetitions):
     return 2 * num_bytes / min(seconds) / 1e9
 
 
+def _gpu_kernels(platform, custom_ops):
+    """Names of the ops that have a kernel on GPUs; these are Python, there is nothing to build."""
+    return ("packed_linear",) if platform == "gpu" and custom_ops else ()
+
+
 def _custom_op_library(platform, custom_ops):
     """Find the kernels for a platform, or say by name that plain XLA runs instead: (library or None, why there is none)."""
     if not isinstance(custom_ops, (bool, str)) or isinstance(custom_ops, str) and custom_ops != "auto":
         raise UserError(f"custom_ops={custom_ops!r}: wanted true, false or auto")
     if custom_ops is False:
         return None, "custom_ops is false"
+    if platform == "gpu":
+        return None, "no kernel for gpu yet"
     if platform != "cpu":
         if custom_ops is True:
             raise UserError(f"custom_ops=true: there are no custom ops for {platform!r} yet; set custom_ops: auto or false")

@@ -39,4 +39,21 @@ def _multiply_and_reduce(x, weight):
     For some shapes it picks a matrix-product kernel that reads at a third of the bandwidth for a single row. Measured on a
     H200: 2.09 instead of 2.75 ms a token for gpt2-xl in bf16.
     """
-    return (weight.astype(jnp.float32) * x.reshape(-1).astype(jnp.float32)).sum(-1).reshape(*x.shape[:-1], weight.shape[0])
+    parts = _parts_of_row(weight.shape[1])
+    products = weight.astype(jnp.float32) * x.reshape(-1).astype(jnp.float32)
+    sums = products.reshape(weight.shape[0], parts, -1).sum(-1)
+    y = sum(sums[:, part] for part in range(parts))
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _parts_of_row(length):
+    """Into how many parts to cut a row before it is added up.
+
+    XLA:GPU gives a row a block of threads, each for 16 numbers, of which a multiprocessor holds 2048. Where they would be few
+    (1408 for the 11008 of Llama-2-7B's MLP), halves fill it better: 21.9 instead of 25.3 us for 4096 such rows on a H200.
+    """
+    for parts in (1, 2, 4):
+        threads = 32 * math.ceil(length / parts / (16 * 32))
+        if length % (4 * parts) == 0 and 1024 >= threads and 2048 // threads * threads >= 0.75 * 2048:
+            return parts
+    return 1

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from poptransformer.backends.engine import Choice
 from poptransformer.backends.xla.fuse import STEP_PROGRAM, Fusion
-from poptransformer.graph import Node
+from poptransformer.graph import Node, Value
 
 LOWERINGS: dict[str, Callable] = {}
 
@@ -27,7 +27,8 @@ class Context:
       platform: JAX's name of it, "cpu", "gpu" or "tpu".
       custom_ops: names of the ops that run as kernels of this project.
       isa: the instruction set that these kernels run.
-      no_custom_ops: why there are none, in words.
+      no_custom_ops: why there are none, or no others, in words.
+      specs: how parameters lie on the devices that lie there otherwise than the graph says, as pytrees of Specs.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
       fusion: which nodes run as step programs, or None: each node by itself.
       choices: what was taken for each node that was traced. A node that is traced twice counts once.
@@ -37,6 +38,7 @@ class Context:
     custom_ops: frozenset[str]
     isa: str = ""
     no_custom_ops: str = "custom_ops is false"
+    specs: dict[Value, object] = dataclasses.field(default_factory=dict)
     evaluate: Callable | None = None
     fusion: Fusion | None = None
     choices: dict[Node, Choice] = dataclasses.field(default_factory=dict)

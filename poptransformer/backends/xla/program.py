@@ -13,6 +13,7 @@ import threading
 import jax
 import jax.numpy as jnp
 
+from poptransformer.backends.xla.compiler_options import compiler_options
 from poptransformer.backends.xla.fuse import STEP_PROGRAM
 from poptransformer.backends.xla.lowering import LOWERINGS
 from poptransformer.backends.xla.step_program import lower_step_program
@@ -45,8 +46,9 @@ class Program:
         results = dict(graph.outputs), dict(graph.state_updates)
         are_cut = [jax.tree.map(lambda value: value in differing, tree) for tree in (arguments, results)]
         jitted = jax.jit(group.on_ranks(program, *are_cut), donate_argnums=1, keep_unused=True)
-        abstract = jax.tree.map(lambda value: group.abstract(value.spec, value in differing), arguments)
-        self._program = uninterrupted(jitted.lower(*abstract).compile)
+        abstract = jax.tree.map(lambda value: group.abstract_of(value, value in differing, context.specs), arguments)
+        lowered = jitted.lower(*abstract)
+        self._program = uninterrupted(lambda: lowered.compile(compiler_options(context.platform)))
 
     def __call__(self, parameters, states, inputs):
         """See the module's docstring; the states that the graph updates are overwritten."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from poptransformer.backends.xla.compiler_options import compiler_options
 from poptransformer.backends.xla.program import emit_nodes, evaluate, uninterrupted
 from poptransformer.errors import UserError
 from poptransformer.graph import Graph, Node, Value
@@ -116,7 +117,10 @@ class StagedProgram:
         def program(donated, kept):
             values = {value: jnp.asarray(array) for value, array in root.constants.items()}
             given = zip((*piece.donated, *piece.kept), (*donated, *kept), strict=True)
-            values |= {value: jnp.reshape(array, value.shape) for value, array in given}  # scalars that differ have an axis
+            values |= {
+                value: array if value.shape else jnp.reshape(array, ())  # scalars that differ have an axis
+                for value, array in given
+            }
             self._context.evaluate = functools.partial(evaluate, self._context, values)
             emit_nodes(self._context, values, piece.nodes)
             return [jnp.reshape(values[value], self._shape(value)) for value in piece.results]
@@ -125,8 +129,9 @@ class StagedProgram:
         trees = (piece.donated, piece.kept), piece.results
         are_cut = [jax.tree.map(lambda value: value in self._differing, tree) for tree in trees]
         jitted = jax.jit(group.on_ranks(program, *are_cut), donate_argnums=0, keep_unused=True)
-        abstract = jax.tree.map(lambda value: group.abstract(value.spec, value in self._differing), trees[0])
-        piece.program = uninterrupted(jitted.lower(*abstract).compile)
+        abstract = jax.tree.map(lambda value: group.abstract_of(value, value in self._differing, self._context.specs), trees[0])
+        lowered = jitted.lower(*abstract)
+        piece.program = uninterrupted(lambda: lowered.compile(compiler_options(self._context.platform)))
 
     def _shape(self, value):
         """Of a value between two pieces: a scalar that differs between ranks has an axis to be joined along."""
