@@ -1,5 +1,6 @@
 // XLA binding of attention: checks, then plain pointers. attention.h has the meaning.
 #include "attention/attention.h"
+#include "attention/cache_type_ffi.h"
 
 #include <cstring>
 #include <initializer_list>
@@ -15,12 +16,6 @@ namespace ffi = xla::ffi;
 namespace poptransformer {
 namespace {
 
-std::optional<CacheType> CacheTypeOf(ffi::DataType type) {
-  if (const std::optional<DType> dtype = FloatType(type)) return AsCacheType(*dtype);
-  if (type == ffi::DataType::F8E4M3FN) return CacheType::kFloat8;
-  if (type == ffi::DataType::S8) return CacheType::kInt8;
-  return std::nullopt;
-}
 
 ffi::Error Invalid(const std::string& message) { return ffi::Error::InvalidArgument("attention: " + message); }
 

@@ -24,14 +24,6 @@ constexpr int64_t kTasksPerThread = 8;        // evens out cores that other proc
 constexpr int64_t kTileProductRows = 12;      // from so many on unpacking to bfloat16 pays where there are tiles
 constexpr int64_t kSerialValues = 32 << 10;   // of x: quantised by the calling thread
 
-PackedLinearKernels Kernels() {
-#if defined(__x86_64__)
-  // The AVX-512 build multiplies with VNNI, which the first CPUs with AVX-512 lack.
-  if (ActiveIsa() == Isa::kAvx512 && !HasAvx512Vnni()) return avx2::PackedLinear();
-#endif
-  return POPTRANSFORMER_SELECT_ISA(PackedLinear);
-}
-
 void MultiplyInTiles(const PackedLinearArgs& a) {
 #if defined(POPTRANSFORMER_BUILDS_AMX)
   TileProduct({a.num_rows, a.in_features, a.out_features, a.x_dtype, a.out_dtype, a.x, a.bias, a.out,
@@ -42,24 +34,40 @@ void MultiplyInTiles(const PackedLinearArgs& a) {
 }
 
 int64_t Align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t CodeBytes(const PackedLinearArgs& a) { return Align(a.num_rows * a.num_units() * kPackedUnit); }
+int64_t UnitBytes(const PackedLinearArgs& a) { return Align(a.num_rows * a.num_units() * 4); }
+int64_t GroupBytes(const PackedLinearArgs& a) { return Align(a.num_rows * a.num_groups() * 4); }
 
 }  // namespace
 
+PackedLinearKernels ActivePackedLinear() {
+#if defined(__x86_64__)
+  // The AVX-512 build multiplies with VNNI, which the first CPUs with AVX-512 lack.
+  if (ActiveIsa() == Isa::kAvx512 && !HasAvx512Vnni()) return avx2::PackedLinear();
+#endif
+  return POPTRANSFORMER_SELECT_ISA(PackedLinear);
+}
+
+int64_t QuantizedFloats(const PackedLinearArgs& a) { return (CodeBytes(a) + 2 * UnitBytes(a) + GroupBytes(a)) / 4; }
+
+QuantizedRows CutQuantized(const PackedLinearArgs& a, float* memory) {
+  char* bytes = reinterpret_cast<char*>(memory);
+  QuantizedRows rows;
+  rows.codes = reinterpret_cast<int8_t*>(bytes);
+  rows.scales = reinterpret_cast<float*>(bytes += CodeBytes(a));
+  rows.offsets = reinterpret_cast<int32_t*>(bytes += UnitBytes(a));
+  rows.group_sums = reinterpret_cast<float*>(bytes += UnitBytes(a));
+  return rows;
+}
+
 void PackedLinear(const PackedLinearArgs& a) {
-  static const PackedLinearKernels kernels = Kernels();
+  static const PackedLinearKernels kernels = ActivePackedLinear();
   if (a.num_rows == 0 || a.out_features == 0) return;
   if (a.num_rows >= kTileProductRows && HasTiles()) return MultiplyInTiles(a);
   if (a.is_float8) return PackedLinearFloat8(a);
-  const int64_t units = a.num_rows * a.num_units(), groups = a.num_rows * a.num_groups();
-  const int64_t code_bytes = units * kPackedUnit, unit_bytes = Align(units * 4), group_bytes = Align(groups * 4);
   // Stays in use until the outputs are done: tasks must not ask for scratch themselves.
-  char* memory = reinterpret_cast<char*>(ThreadScratch((Align(code_bytes) + 2 * unit_bytes + group_bytes) / 4));
-  QuantizedRows rows;
-  rows.codes = reinterpret_cast<int8_t*>(memory);
-  rows.scales = reinterpret_cast<float*>(memory += Align(code_bytes));
-  rows.offsets = reinterpret_cast<int32_t*>(memory += unit_bytes);
-  rows.group_sums = reinterpret_cast<float*>(memory += unit_bytes);
-  if (code_bytes <= kSerialValues) {
+  const QuantizedRows rows = CutQuantized(a, ThreadScratch(QuantizedFloats(a)));
+  if (a.num_rows * a.num_units() * kPackedUnit <= kSerialValues) {
     kernels.quantize(a, rows, 0, a.num_rows);
   } else {
     const int64_t num_tasks = std::min(a.num_rows, NumThreads() * kTasksPerThread);

@@ -195,6 +195,11 @@ POPTRANSFORMER_INLINE int32_t Quad(const int8_t* p) {
   return four;
 }
 
+// The hardware's prefetchers stop at every 4 KiB page, and know nothing of the way from a block's codes to the next one's; asking
+// ahead reads memory faster: for codes kAheadBytes ahead, into the second cache, for scales those of the next block. Past the
+// end it does nothing.
+constexpr int64_t kAheadBytes = 3072;
+
 template <int kBits, int kRows>
 void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_row, int64_t block) {
   const int64_t num_units = a.num_units(), num_groups = a.num_groups();
@@ -213,8 +218,14 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
     POPTRANSFORMER_UNROLL
     for (int p = 0; p < kParts; ++p) sums[m][p] = Zero();
   }
+  const uint8_t* const last_ahead = codes + a.code_bytes() - kAheadBytes;
+  const int64_t over_scales = a.block_bytes - a.code_bytes();
   int64_t u = 0;
   for (int64_t g = 0; g < num_groups; ++g) {
+    if (kRows == 1) {
+      __builtin_prefetch(reinterpret_cast<const uint8_t*>(scales) + a.block_bytes);
+      if (kBits == 4) __builtin_prefetch(reinterpret_cast<const uint8_t*>(minimums) + a.block_bytes);
+    }
     Vec scale[kParts];
     POPTRANSFORMER_UNROLL
     for (int p = 0; p < kParts; ++p) scale[p] = Load(scales + p * kLanes);
@@ -233,9 +244,10 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
     const int64_t end = u + a.units_per_group < num_units ? u + a.units_per_group : num_units;
     for (; u < end; ++u) {
       Codes w[kQuads];
+      const uint8_t* const ahead = codes + kAheadBytes + (codes >= last_ahead ? over_scales : 0);
       POPTRANSFORMER_UNROLL
       for (int q = 0; q < kQuads * kBits / 8; ++q) {
-        if (kRows == 1) __builtin_prefetch(codes + kPrefetchBytes + q * 64);
+        if (kRows == 1) __builtin_prefetch(ahead + q * 64, 0, 2);
         w[q] = LoadCodes(codes + q * 64);
         if (kBits == 4) {
           w[q + 4] = HighHalves(w[q]);

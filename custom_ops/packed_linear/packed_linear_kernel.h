@@ -23,6 +23,13 @@ struct PackedLinearKernels {
   void (*blocks)(const PackedLinearArgs&, const QuantizedRows&, int64_t begin, int64_t end);
 };
 
+// Those that this process runs.
+PackedLinearKernels ActivePackedLinear();
+
+// Floats of memory that the quantised x of a call takes, and its parts in such memory, which is aligned to 64 bytes.
+int64_t QuantizedFloats(const PackedLinearArgs& args);
+QuantizedRows CutQuantized(const PackedLinearArgs& args, float* memory);
+
 namespace avx512 {  // with VNNI
 PackedLinearKernels PackedLinear();
 }

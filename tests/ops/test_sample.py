@@ -297,3 +297,13 @@ def replaced(place, spec):
 def test_what_is_refused(build, specs, message):
     refused = refusal(build, *specs)
     assert refused.startswith(f"{build.__name__}(") and message in refused
+
+
+def test_the_best_of_a_row_on_the_cpu_is_argmax():
+    """The first of equals, the first NaN, infinities; in rows of one element and many."""
+    from poptransformer.backends.xla.sample import _best, _best_on_cpu
+
+    for width in (1, 2, 127, 1000):
+        rows = np.random.default_rng(width).integers(-3, 4, (6, width)).astype(np.float32)
+        rows[1], rows[2, width // 2 :], rows[3, -1], rows[4, width // 3] = -np.inf, np.nan, np.inf, -np.inf
+        assert np.asarray(_best_on_cpu(rows)).tolist() == np.asarray(_best(rows)).tolist() == rows.argmax(-1).tolist()

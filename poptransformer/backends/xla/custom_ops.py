@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "wkv": 1}
+OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "step_program": 1, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 PACKED_TILE_ROWS = 12  # kTileProductRows in custom_ops/packed_linear/packed_linear_cpu.cc
 
@@ -209,6 +209,24 @@ def packed_linear(x, weight, bias, packing, out_dtype):
         is_float8=np.int64(packing.kind == "fp8"),
     )  # fmt: skip
     return y.reshape(*x.shape[:-1], packing.out_features)
+
+
+def step_program(arrays, results, numbers, aliases):
+    """Run a program (poptransformer.backends.xla.step_program).
+
+    Args:
+      arrays: its arguments.
+      results: Spec of each result.
+      numbers: its steps, int64.
+      aliases: argument -> result that is to take its memory: caches, updated in place where XLA may reuse them.
+    Returns: tuple of the results.
+    Raises: when run, an XLA error that names the step for numbers that do not fit the arrays, ids that a table does not have,
+      or a row whose cache_len and num_tokens do not fit its cache; nothing but copies of caches is written then.
+    """
+    load_cpu_library()
+    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    call = jax.ffi.ffi_call(target_name("step_program"), shapes, input_output_aliases=aliases)
+    return tuple(call(*arrays, steps=numbers))
 
 
 def wkv(key, value, time_decay, time_first, wkv_state, cache_len, num_tokens):

@@ -16,6 +16,8 @@ import numpy as np
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.device_group import DeviceGroup
 from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
+from poptransformer.backends.xla.fuse import fuse
+from poptransformer.backends.xla.huge_pages import HugePages
 from poptransformer.backends.xla.lowering import Context
 from poptransformer.backends.xla.memory import drop_zeros, trim
 from poptransformer.backends.xla.packed_rows import PackedRows, packed_specs, rearrange
@@ -61,6 +63,7 @@ class XlaEngine(Engine):
         self._rearrangements = {}
         self._parameters, self._states, self._programs = {}, {}, {}
         self._stages = {}  # of states, by name
+        self._huge_pages = HugePages()
 
     @property
     def device_info(self):
@@ -99,6 +102,7 @@ class XlaEngine(Engine):
             if not array.is_deleted():
                 array.delete()
         self._parameters, self._states, self._programs = {}, {}, {}
+        self._huge_pages = HugePages()
 
     def _check_process(self):
         _refuse_forked_process()
@@ -107,9 +111,8 @@ class XlaEngine(Engine):
         is_cut = parameter.cut is not None
 
         def part(rank, device):
-            if parameter.load:
-                return parameter.load(rank)
-            return self._random(parameter, rank, device)
+            array = parameter.load(rank) if parameter.load else self._random(parameter, rank, device)
+            return self._huge_pages.place(array, device) if device.platform == "cpu" else array
 
         places = {}
         for stage in stages:
@@ -185,6 +188,8 @@ class XlaEngine(Engine):
         self._stages |= graph.stages_of()
         trim()
         if len(self.groups) == 1:
+            if "step_program" in context.custom_ops:
+                context.fusion = fuse(graph)
             self._programs[name] = Program(graph, self.groups[0], context)
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)

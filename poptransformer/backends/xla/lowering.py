@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from poptransformer.backends.engine import Choice
+from poptransformer.backends.xla.fuse import STEP_PROGRAM, Fusion
 from poptransformer.graph import Node, Value
 
 LOWERINGS: dict[str, Callable] = {}
@@ -29,6 +30,7 @@ class Context:
       no_custom_ops: why there are none, or no others, in words.
       specs: how parameters lie on the devices that lie there otherwise than the graph says, as pytrees of Specs.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
+      fusion: which nodes run as step programs, or None: each node by itself.
       choices: what was taken for each node that was traced. A node that is traced twice counts once.
     """
 
@@ -38,6 +40,7 @@ class Context:
     no_custom_ops: str = "custom_ops is false"
     specs: dict[Value, object] = dataclasses.field(default_factory=dict)
     evaluate: Callable | None = None
+    fusion: Fusion | None = None
     choices: dict[Node, Choice] = dataclasses.field(default_factory=dict)
     _kernels: list[str] = dataclasses.field(default_factory=list)
     _refusals: list[str] = dataclasses.field(default_factory=list)
@@ -59,14 +62,16 @@ class Context:
 
     @contextlib.contextmanager
     def lowering(self, node: Node):
-        """Note what the lowering that is called inside the `with` block takes for a node."""
+        """Note what the lowering called inside the `with` block takes for a node, or for all that a step program computes."""
         outer = self._kernels, self._refusals
+        stands_for = node.attributes["program"].nodes if node.op == STEP_PROGRAM else [node]
         self._kernels, self._refusals = [], []
         yield
-        if self._kernels:
-            self.choices[node] = Choice(node.op, f"kernel {', '.join(dict.fromkeys(self._kernels))}")
-        else:
-            self.choices[node] = Choice(node.op, "plain XLA", "; ".join(self._refusals) or "no kernel for this op")
+        for one in stands_for:
+            if self._kernels:
+                self.choices[one] = Choice(one.op, f"kernel {', '.join(dict.fromkeys(self._kernels))}")
+            else:
+                self.choices[one] = Choice(one.op, "plain XLA", "; ".join(self._refusals) or "no kernel for this op")
         self._kernels, self._refusals = outer
 
 

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from poptransformer.backends.xla.compiler_options import compiler_options
+from poptransformer.backends.xla.fuse import STEP_PROGRAM
 from poptransformer.backends.xla.lowering import LOWERINGS
+from poptransformer.backends.xla.step_program import lower_step_program
 from poptransformer.rank_values import rank_values
 
 
@@ -75,7 +77,7 @@ def evaluate(context, values, graph, inputs):
     """Emit a graph's nodes into the program that is being traced; `values` has what the graphs around it computed."""
     for key, value in graph.inputs.items():
         values[value] = inputs[key]
-    emit_nodes(context, values, graph.nodes)
+    emit_nodes(context, values, context.fusion.nodes[graph] if context.fusion else graph.nodes)
     return [values[value] for value in graph.outputs.values()]
 
 
@@ -84,7 +86,8 @@ def emit_nodes(context, values, nodes):
     for node in nodes:
         arrays = [None if value is None else values[value] for value in node.inputs]
         with jax.named_scope(node.scope or node.op), context.lowering(node):
-            results = LOWERINGS[node.op](context, *arrays, **node.attributes)
+            lower = lower_step_program if node.op == STEP_PROGRAM else LOWERINGS[node.op]
+            results = lower(context, *arrays, **node.attributes)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for value, array in zip(node.outputs, results, strict=True):
             assert array.shape == value.shape and array.dtype == value.dtype, (

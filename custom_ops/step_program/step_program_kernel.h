@@ -1,0 +1,39 @@
+// What the steps of a program do to rows, compiled once per instruction set; program_cpu.cc cuts the steps into tasks.
+#ifndef POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_KERNEL_H_
+#define POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_KERNEL_H_
+
+#include <cstdint>
+
+#include "step_program/step_program.h"
+
+namespace poptransformer {
+
+struct ProgramKernels {
+  // Numbers [first, first + n) to floats, and floats to numbers.
+  void (*widen)(const Numbers& numbers, int64_t first, int64_t n, float* out);
+  void (*narrow)(const float* in, int64_t n, DType dtype, void* out, int64_t first);
+  void (*norm)(const Norm& norm, const float* x, int64_t n, float* out);
+  // Row `row` of a packed matrix, in_features floats.
+  void (*unpack_row)(const Matrix& matrix, int64_t row, float* out);
+  // out = function(sum + bias[first ..]) * multiplier + residual; the last two may be null.
+  void (*finish)(Function function, const float* sum, const Numbers& bias, int64_t first, const float* multiplier,
+                 const float* residual, int64_t n, float* out);
+  // A head: pairs turned by table = cosines [half], sines [half].
+  void (*turn)(const float* x, int64_t dim, const float* table, int64_t half, bool is_interleaved, float* out);
+  // out = function(a) or function(a, b); b may be null, then `number` stands for it.
+  void (*map)(Function function, const float* a, const float* b, float number, int64_t n, float* out);
+};
+
+namespace avx512 {
+ProgramKernels ProgramRows();
+}
+namespace avx2 {
+ProgramKernels ProgramRows();
+}
+namespace portable {
+ProgramKernels ProgramRows();
+}
+
+}  // namespace poptransformer
+
+#endif  // POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_KERNEL_H_

@@ -1,0 +1,218 @@
+"""Step programs: steps on rows of float32 that one kernel runs in one parallel region.
+
+custom_ops/step_program/step_program.h says what steps mean. `fuse` makes them from nodes of a graph; here they are put in
+phases, get places for their values, and are written as the row of integers that the kernel reads. Rows are those of a decode
+step: M = B, at most 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from poptransformer.graph import Value
+
+MAX_ROWS = 8  # kMaxProgramRows in custom_ops/step_program/step_program.h
+KINDS = ("load", "store", "embed", "norm", "product", "rope", "attention", "map")  # StepKind, in its order
+FUNCTIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid", "add", "sub", "mul")  # Function
+NORMS = ("none", "rms_norm", "layer_norm")  # NormKind
+_ALIGN = 16  # floats: a cache line
+
+
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """M rows of float32 that one step writes.
+
+    Attributes:
+      width: floats of a row.
+      result: the Value whose array it is, or None where it lives in the arena.
+    """
+
+    width: int
+    result: Value | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Columns [offset, offset + width) of a slot."""
+
+    slot: Slot
+    offset: int
+    width: int
+
+    def part(self, offset, width):
+        """Some of its columns."""
+        return View(self.slot, self.offset + offset, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """A norm of rows: kind of NORMS, eps, weight and bias Values (bias None for rms_norm)."""
+
+    kind: str
+    eps: float
+    weight: Value
+    bias: Value | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """Rows first .. first + out_features - 1 of a weight, with the same part of a bias."""
+
+    weight: Value
+    packing: object  # Packing, or None for an array of numbers
+    first: int
+    out_features: int
+    in_features: int
+    bias: Value | None
+
+    @property
+    def form(self):
+        """What a quantised input depends on."""
+        return (self.packing.bits, self.packing.units_per_group) if self.packing else None
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """One step: a kind of KINDS, the slot it writes (None: it stores into a result), and what `write` needs.
+
+    Attributes:
+      reads: views that must be there before.
+      write: (writer) -> None, writes what stands after kind and width.
+    """
+
+    kind: str
+    width: int
+    reads: tuple[View, ...]
+    out: Slot | None
+    write: object
+    phase: int = -1
+
+
+class StepProgram:
+    """Steps in phases, what they take and give.
+
+    Attributes:
+      inputs: Values that are arguments, in order.
+      outputs: Values that are results, in order.
+      aliases: argument -> result that takes its memory (caches).
+      numbers: the steps as the kernel reads them, int64.
+      nodes: the nodes of the graph that it computes.
+    """
+
+    def __init__(self, num_rows, steps, outputs, caches, nodes):
+        """outputs: Values that slots or stores hold; caches: pairs (old, new)."""
+        self.nodes = nodes
+        self.outputs = [*outputs, *(new for _, new in caches)]
+        self.inputs = []
+        self._argument, self._result = {}, {value: i for i, value in enumerate(self.outputs)}
+        phases = _phases(steps)
+        self._place, arena = _places(phases, num_rows)
+        begins = np.cumsum([0, *map(len, phases)]).tolist()
+        self._numbers = [num_rows, arena, len(phases), *begins]
+        for step in (step for phase in phases for step in phase):
+            self._numbers += [KINDS.index(step.kind), step.width]
+            step.write(self)
+        self.numbers = np.array(self._numbers, np.int64)
+        self.aliases = {self._argument[old]: self._result[new] for old, new in caches}
+
+    # ---- what steps write
+
+    def write_ints(self, *numbers):
+        """Plain integers."""
+        self._numbers += [int(number) for number in numbers]
+
+    def write_float(self, number):
+        """A float, as the integer with its bits."""
+        self._numbers.append(int(np.float32(number).view(np.uint32)))
+
+    def write_value(self, value):
+        """An argument, or none."""
+        if value is not None and value not in self._argument:
+            self._argument[value] = len(self.inputs)
+            self.inputs.append(value)
+        self._numbers.append(-1 if value is None else self._argument[value])
+
+    def write_result(self, value):
+        """A result."""
+        self._numbers.append(self._result[value])
+
+    def write_view(self, view):
+        """Where a view lies, or none."""
+        if view is None:
+            self._numbers.append(-2)
+        elif view.slot.result is not None:
+            self._numbers += [self._result[view.slot.result], view.offset, view.slot.width]
+        else:
+            self._numbers += [-1, self._place[view.slot] + view.offset, _stride(view.slot)]
+
+    def write_slot(self, slot):
+        """Where a whole slot lies."""
+        self.write_view(View(slot, 0, slot.width))
+
+    def write_norm(self, norm):
+        """A norm, or none."""
+        self._numbers.append(NORMS.index(norm.kind if norm else "none"))
+        if norm:
+            self.write_float(norm.eps)
+            self.write_value(norm.weight)
+            self.write_value(norm.bias)
+
+    def write_matrix(self, matrix):
+        """A matrix, or none."""
+        self.write_value(matrix.weight if matrix else None)
+        if matrix:
+            packing = matrix.packing
+            self.write_ints(packing.bits if packing else 0, packing.group_size if packing else -1)
+            self.write_ints(matrix.first, matrix.in_features, matrix.out_features, matrix.first if matrix.bias else 0)
+            self.write_value(matrix.bias)
+
+
+def _phases(steps):
+    """Lists of steps: each step in the first phase after all that it reads is there."""
+    phase_of, phases = {}, []
+    for step in steps:
+        step.phase = max((phase_of[view.slot] + 1 for view in step.reads), default=0)
+        if step.out is not None:
+            phase_of[step.out] = step.phase
+        while len(phases) <= step.phase:
+            phases.append([])
+        phases[step.phase].append(step)
+    return phases
+
+
+def _stride(slot):
+    return -(-slot.width // _ALIGN) * _ALIGN
+
+
+def _places(phases, num_rows):
+    """Where each slot begins in the arena, and the arena's floats; slots that are no longer read give their place to others."""
+    last_read = {}
+    for number, phase in enumerate(phases):
+        for step in phase:
+            last_read.update((view.slot, number) for view in step.reads)
+    places, free, live, size = {}, {}, [], 0
+    for number, phase in enumerate(phases):
+        for slot in [slot for slot in live if last_read.get(slot, -1) < number]:
+            live.remove(slot)
+            free.setdefault(_stride(slot), []).append(places[slot])
+        for step in phase:
+            slot = step.out
+            if slot is None or slot.result is not None:
+                continue
+            same_size = free.get(_stride(slot))
+            if same_size:
+                places[slot] = same_size.pop()
+            else:
+                places[slot], size = size, size + num_rows * _stride(slot)
+            live.append(slot)
+    return places, size
+
+
+def lower_step_program(context, *arrays, program):
+    """The kernel's call: a lowering like those in LOWERINGS, for the nodes that `fuse` makes."""
+    from poptransformer.backends.xla import custom_ops
+
+    context.use_kernel("step_program")
+    return custom_ops.step_program(arrays, [value.spec for value in program.outputs], program.numbers, program.aliases)
