@@ -43,8 +43,10 @@ class SessionConfig:
 
     backend: str
     platform: str
+    devices: int | None
     custom_ops: str | bool
     execution_cache_dir: str | None
+    distributed: str | dict | None
 
 
 @dataclasses.dataclass

@@ -20,6 +20,7 @@ import numpy as np
 
 from poptransformer.errors import UserError
 from poptransformer.packing import Packing
+from poptransformer.parallel import Cut
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -54,17 +55,17 @@ class Parameter:
     Attributes:
       name: the name the model gives it, e.g. ``transformer.h.0.attn.c_attn.weight``.
       shape, dtype: as the graph sees it.
-      shard: "column", "row", "vocab" or None (each rank holds it whole).
-      packing: what the bytes of a packed matrix mean; None for an array of numbers.
-      load: a function without arguments that reads the array when a backend asks for it; set by the model.
+      cut: how the whole weight is cut over tensor-parallel ranks; None: each rank holds it whole.
+      packing: what the bytes of one rank's packed matrix mean; None for an array of numbers.
+      load: (rank) -> the rank's array, read when a backend asks for it; set by the model.
       init: how random weights are drawn, "normal" (deviation 0.02), "ones" or "zeros"; used where `load` is None.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    shard: str | None = None
-    load: Callable[[], np.ndarray] | None = None
+    cut: Cut | None = None
+    load: Callable[[int], np.ndarray] | None = None
     init: str = "normal"
     packing: Packing | None = None
 
@@ -74,17 +75,39 @@ class Parameter:
 
     @property
     def logical_shape(self) -> tuple[int, ...]:
-        """Shape of the weight itself, packed or not."""
-        return (self.packing.out_features, self.packing.in_features) if self.packing else self.shape
+        """Shape of the whole weight, packed or not, cut or not."""
+        shape = (self.packing.out_features, self.packing.in_features) if self.packing else self.shape
+        if self.cut is None:
+            return shape
+        return (*shape[: self.cut.axis], self.cut.whole_size, *shape[self.cut.axis + 1 :])
+
+    @property
+    def whole_packing(self) -> Packing | None:
+        """What the bytes of the whole matrix mean, cut or not; None for an array of numbers."""
+        if self.packing is None or self.cut is None:
+            return self.packing
+        out_features, in_features = self.logical_shape
+        return dataclasses.replace(self.packing, out_features=out_features, in_features=in_features)
+
+    @property
+    def whole_spec(self) -> Spec:
+        """Shape and dtype of the whole weight as a model of one rank has it."""
+        return Spec(self.whole_packing.shape if self.packing else self.logical_shape, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
-    """A tensor that stays on the device from one run to the next (a KV cache). It starts as zeros."""
+    """A tensor that stays on the device from one run to the next (a KV cache). It starts as zeros.
+
+    Attributes:
+      name, shape, dtype: as one rank sees it.
+      is_cut: whether each tensor-parallel rank holds a value of its own (its heads' keys); False: all hold the same.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    is_cut: bool = False
 
     @property
     def spec(self):
@@ -216,8 +239,10 @@ class Graph:
         for value in inputs:
             if value is not None:
                 self._check_sees(value, self.where(op))
-        node = Node(op, tuple(inputs), attributes, scope=self.scope_name, stage=self._stage)
-        node.outputs = tuple(self._value(f"{self.scope_name}/{op}".lstrip("/"), spec) for spec in results)
+        # What comes after a stage stays there: along the graph stages never go back.
+        stage = max([self._stage, *(value.stage for value in inputs if value is not None)])
+        node = Node(op, tuple(inputs), attributes, scope=self.scope_name, stage=stage)
+        node.outputs = tuple(self._value(f"{self.scope_name}/{op}".lstrip("/"), spec, stage) for spec in results)
         self.nodes.append(node)
         return node.outputs
 
@@ -238,7 +263,9 @@ class Graph:
 
     @contextlib.contextmanager
     def stage(self, index: int) -> Iterator[None]:
-        """Place the nodes added inside on stage `index` (a device, or a group of tensor-parallel devices)."""
+        """Place the nodes added inside on stage `index` (a device, or a group of tensor-parallel devices), or a later one if
+        they use values from there.
+        """
         before, self._stage = self._stage, index
         try:
             yield
@@ -258,6 +285,21 @@ class Graph:
             for attribute in node.attributes.values():
                 if isinstance(attribute, Graph):
                     yield from attribute.walk()
+
+    def stages_of(self) -> dict[str, tuple[int, ...]]:
+        """The stages that use each parameter and state, by name."""
+        names = {value: name for name, (_, value) in (*self.parameters.items(), *self.states.items())}
+        used = {name: set() for name in names.values()}
+        for node in self.walk():
+            if node.op != "loop":  # what a loop carries is used in its body
+                for value in node.inputs:
+                    if value in names:
+                        used[names[value]].add(node.stage)
+        for node in self.walk():
+            for before, inner in _carried(node):
+                if before in names:
+                    used[names[before]] |= {user.stage for user in node.attributes["body"].walk() if inner in user.inputs}
+        return {name: tuple(sorted(stages)) or (0,) for name, stages in used.items()}
 
     def parameter_bytes_read(self) -> int:
         """Bytes of parameters that one run (one step of a loop) reads: each once, tables that are only looked up not at all."""
@@ -282,13 +324,13 @@ class Graph:
         if not self._sees(value.graph):
             raise UserError(f"{where}: {value.name} belongs to graph {value.graph.name!r}, not {self.name!r}")
 
-    def _value(self, name: str, spec: Spec) -> Value:
+    def _value(self, name: str, spec: Spec, stage: int = 0) -> Value:
         unique = name
         while unique in self._names:
             self._names[name] += 1
             unique = f"{name}:{self._names[name]}"
         self._names[unique] = 0
-        return Value(self, unique, spec, self._stage)
+        return Value(self, unique, spec, stage)
 
     def _register(self, table, item):
         known, value = table.get(item.name, (item, None))
@@ -298,3 +340,11 @@ class Graph:
             value = self._value(item.name, item.spec)
             table[item.name] = (item, value)
         return value
+
+
+def _carried(node: Node):
+    """(value given to a loop, the body's input that it becomes) for each value that a loop node carries."""
+    if node.op != "loop":
+        return []
+    inner = [value for name, value in node.attributes["body"].inputs.items() if name != "step"]
+    return list(zip(node.inputs[1:], inner, strict=True))

@@ -27,6 +27,7 @@ import numpy as np
 
 from poptransformer.errors import UnsupportedError, UserError
 from poptransformer.float8 import FLOAT8, LARGEST, to_float8
+from poptransformer.parallel import take_or_zero
 
 BLOCK_ROWS = 16  # outputs that lie side by side
 UNIT = 32  # inputs of one unit; groups are whole units
@@ -206,6 +207,48 @@ class Packing:
         out[:, at:] = 0
         return out
 
+    def split(self, packed: np.ndarray):
+        """What `assemble` laid out: codes [O, 32 * num_units] uint8, scales [O, G], and minimums, the same or None."""
+        num_blocks = len(packed)
+        codes = packed[:, : self.code_bytes].reshape(num_blocks, self.num_units, -1, BLOCK_ROWS, 4)
+        if self.bits == 4:
+            codes = np.concatenate([codes & 15, codes >> 4], axis=2)
+        codes = codes.transpose(0, 3, 1, 2, 4).reshape(num_blocks * BLOCK_ROWS, -1)[: self.out_features]
+        numbers = []
+        for part in range(2 if self.has_minimums else 1):
+            at = self.code_bytes + part * self.scale_bytes
+            groups = packed[:, at : at + self.scale_bytes].copy().view(self.scale_dtype).reshape(num_blocks, -1, BLOCK_ROWS)
+            numbers.append(groups.transpose(0, 2, 1).reshape(num_blocks * BLOCK_ROWS, -1)[: self.out_features])
+        return codes, numbers[0], numbers[1] if len(numbers) > 1 else None
+
+    def can_take(self, cut) -> bool:
+        """Whether no group of weights crosses the borders of a cut."""
+        if cut.axis == 0 or self.group_size == WHOLE_ROW:  # each part of a row keeps the row's scale
+            return True
+        size = self.units_per_group * UNIT
+        pieces = [piece for rank in cut.ranks for piece in rank if piece.stop > piece.begin]
+        return all(
+            piece.begin % size == 0 and piece.size % size == 0 and (piece.stop % size == 0 or piece.stop == self.in_features)
+            for piece in pieces
+        )
+
+    def take(self, packed: np.ndarray, cut, rank: int) -> np.ndarray:
+        """A rank's part of a whole packed matrix, its codes as they are; what fills up stands for zeros. Needs `can_take`."""
+        codes, scales, minimums = self.split(packed)
+        indices = cut.indices(rank)
+        sizes = [self.out_features, self.in_features]
+        sizes[cut.axis] = len(indices)
+        local = dataclasses.replace(self, out_features=sizes[0], in_features=sizes[1])
+        if cut.axis == 0:
+            groups = indices
+        elif self.group_size == WHOLE_ROW:
+            groups = np.array([min(indices.max(initial=-1), 0)])
+        else:
+            groups = indices[:: self.group_size] // self.group_size
+        codes = np.where(_mask(indices, cut.axis), ZERO_CODES[self.kind], np.take(codes, np.maximum(indices, 0), cut.axis))
+        numbers = [None if numbers is None else take_or_zero(numbers, groups, cut.axis) for numbers in (scales, minimums)]
+        return local.assemble(codes.astype(np.uint8), *numbers)
+
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """The matrix [O, I] float32 that a packed array stands for."""
         return self.unpack_blocks(packed)[: self.out_features]
@@ -245,6 +288,10 @@ class Packing:
 
 
 _NOT_FINITE = "holds NaN or infinity, which cannot be quantised; set precision to fp32, bf16 or fp16"
+
+
+def _mask(indices, axis):
+    return (indices < 0)[:, None] if axis == 0 else (indices < 0)[None]
 
 
 def _float16_towards(x, direction):

@@ -9,8 +9,11 @@ from poptransformer.tokenizers.chat import conversations
 
 def show(session, config) -> None:
     """Generate what a config asks for and print it: answers to its chat as a stream, or else what follows its prompts; then
-    the figures.
+    the figures. In a process that does not lead, work for the one that does, and print nothing.
     """
+    if not session.leads:
+        session.follow()
+        return
     settings = config.generation_settings()
     if config.inputs.chat is None:
         generations = session.generate(config.inputs.prompts, **settings)

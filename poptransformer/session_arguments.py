@@ -79,17 +79,40 @@ def check_kv_cache(kv_cache, precision, model_class) -> None:
         )
 
 
-def check_stages(layers_per_device, num_layers) -> None:
-    """Refuse layer counts that are not those of one stage."""
+def count_stages(layers_per_device, num_layers, num_replicas, devices) -> int:
+    """How many pipeline stages are asked for: as many as layers_per_device lists; for "auto", as `devices` has room for.
+
+    Args:
+      layers_per_device: None, "auto" or a list of layer counts.
+      num_replicas: devices of one stage.
+      devices: how many devices are to be used, or None for as many as the other two need.
+    """
+    if devices is not None:
+        devices = positive("devices", devices)
     if layers_per_device is None or isinstance(layers_per_device, str) and layers_per_device == "auto":
-        return
-    stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
-    if stages is None or not all(isinstance(count, int) and count >= 0 for count in stages):
-        raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
-    if sum(stages) != num_layers:
-        raise UserError(f"layers_per_device={stages} adds up to {sum(stages)}; the model has {num_layers} layers")
-    if len(stages) > 1:
-        raise UnsupportedError(f"layers_per_device={stages}: several devices are not there yet; set [{num_layers}] or auto")
+        num_stages = 1 if devices is None or layers_per_device is None else devices // num_replicas
+        if devices is not None and devices % num_replicas:
+            raise UserError(f"devices={devices} is not a multiple of num_replicas={num_replicas}; set another number")
+        if num_stages > num_layers:
+            raise UserError(
+                f"devices={devices} makes {num_stages} stages, but the model has {num_layers} layers; set at most "
+                f"{num_layers * num_replicas} devices, or list layers_per_device"
+            )
+        num_stages = max(num_stages, 1)
+    else:
+        stages = list(layers_per_device) if isinstance(layers_per_device, (list, tuple)) else None
+        if not stages or not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in stages):
+            raise UserError(f"layers_per_device={layers_per_device!r}: wanted auto, or a list of layer counts")
+        if sum(stages) != num_layers:
+            raise UserError(f"layers_per_device={stages} adds up to {sum(stages)}; the model has {num_layers} layers")
+        num_stages = len(stages)
+    if devices is not None and devices != num_stages * num_replicas:
+        stages = f"{num_stages} stage{'s' * (num_stages > 1)}"
+        raise UserError(
+            f"devices={devices}, but {stages} of {num_replicas} replica{'s' * (num_replicas > 1)} make "
+            f"{num_stages * num_replicas}; set devices={num_stages * num_replicas}, or leave it out"
+        )
+    return num_stages
 
 
 def token_ids_of(key, config, generation_config, vocab_size):

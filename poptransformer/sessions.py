@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from poptransformer.backends import make_engine
+from poptransformer.backends import join_cluster, make_engine
 from poptransformer.checkpoint.reader import Checkpoint
 from poptransformer.checkpoint.save import save_model
 from poptransformer.description import Description, count_choices, lowering_table
-from poptransformer.errors import UnsupportedError, UserError
+from poptransformer.errors import UserError
 from poptransformer.generation.prompts import encode_prompts, is_single
 from poptransformer.generation.result import Generation, Piece
 from poptransformer.generation.row import Row
@@ -25,17 +25,18 @@ from poptransformer.generation.settings import check_stop_ids, settings_per_row
 from poptransformer.generation.wave import Wave, fill_chunks, row_inputs
 from poptransformer.models import find_model, read_model_config
 from poptransformer.models.decoder_model import DECODE_STEPS
+from poptransformer.planning.balance import balance
 from poptransformer.progress import Progress
 from poptransformer.register import REGISTER
 from poptransformer.session_arguments import (
     check_kv_cache,
     check_max_length,
-    check_stages,
     check_types,
     choose_precision,
+    count_stages,
     positive,
     token_ids_of,
-)  # fmt: skip
+)
 from poptransformer.tokenizers import load_tokenizer, save_tokenizer
 from poptransformer.tokenizers.chat import encode_conversations, is_one
 
@@ -72,40 +73,66 @@ class Session:
       batch_size: rows that run side by side, B. More prompts run in waves.
       max_length: the most tokens of a row, prompt and new ones together, S; None takes the model's limit, at most 2048.
         RWKV has no limit but what it was trained on (context_length): that is for None, and any length can be set.
-      num_replicas: tensor-parallel ranks. This version runs 1.
-      layers_per_device: layers of each pipeline stage. This version runs one stage.
+      devices: how many devices to use: num_replicas times the stages; None takes what those two need. CPU devices beyond the
+        first are virtual.
+      num_replicas: tensor-parallel ranks: devices that share every weight of a layer.
+      layers_per_device: a list of the layers of each pipeline stage, or "auto": stages of about the same bytes for all
+        `devices`; None: one stage.
       custom_ops: "auto", True or False: whether this project's kernels run, see XlaEngine.
       execution_cache_dir: folder for compiled programs; None for the user's cache folder, "" for none. This is JAX's
         persistent compile cache, a setting of the whole process: the last Session's folder holds.
       random_weights: draw weights instead of reading them, to measure speed without a checkpoint. Each backend draws its own.
+      distributed: several processes, on one host or many, that share num_replicas: "auto" where Slurm, Open MPI or Kubernetes
+        started them, or a dict of coordinator ("host:port" of process 0), num_processes, process_id and timeout_s. Each of them
+        opens the Session with the same arguments; the one that `leads` uses it, the others call `follow`.
     Raises: UserError for a value, file or config that cannot be used, before any device work.
     """
 
     def __init__(
-        self, model, *, backend="xla", platform="auto", precision=None, kv_cache=None, group_size=None, batch_size=1,
-        max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
-        random_weights=False,
+        self, model, *, backend="xla", platform="auto", devices=None, precision=None, kv_cache=None, group_size=None,
+        batch_size=1, max_length=None, num_replicas=1, layers_per_device=None, custom_ops="auto", execution_cache_dir=None,
+        random_weights=False, distributed=None,
     ):  # fmt: skip
         begin = time.perf_counter()
         check_types(model, random_weights, execution_cache_dir)
-        self.batch_size = positive("batch_size", batch_size)
-        if positive("num_replicas", num_replicas) != 1:
-            raise UnsupportedError(f"num_replicas={num_replicas}: tensor parallelism is not there yet; set num_replicas: 1")
-        choose_precision(precision, kv_cache, group_size, None)  # what is wrong with them needs no file to be seen
+        self._cluster = join_cluster(backend, distributed)
+        with contextlib.nullcontext() if self._cluster is None else self._cluster.failure_told():
+            self.batch_size = positive("batch_size", batch_size)
+            self.num_replicas = positive("num_replicas", num_replicas)
+            choose_precision(precision, kv_cache, group_size, None)  # what is wrong with them needs no file to be seen
+            self._open(model, random_weights)
+            self.precision = choose_precision(precision, kv_cache, group_size, self._checkpoint and self._checkpoint.saved)
+            num_stages = self._build_model(kv_cache, max_length, layers_per_device, devices, random_weights)
+            self._engine = make_engine(
+                backend, platform, custom_ops, execution_cache_dir, self.num_replicas, num_stages, self._cluster
+            )
+            self._channel = None if self.leads else self._cluster.channel()
+        self._lock = threading.Lock()  # held while the device works: calls queue
+        self._wave = None  # whose tokens the caches hold
+        self._is_loaded = self._is_closed = False
+        self._progress = Progress()
+        #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
+        self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
+
+    def _open(self, model, random_weights):
         self._checkpoint = None if isinstance(model, dict) else Checkpoint.open(model, weights=not random_weights)
-        saved = self._checkpoint.saved if self._checkpoint else None
-        self.precision = choose_precision(precision, kv_cache, group_size, saved)
-        self._hf_config = config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+        self._hf_config = model if isinstance(model, dict) else read_model_config(self._checkpoint)
+
+    def _build_model(self, kv_cache, max_length, layers_per_device, devices, random_weights):
+        """Build the model, place it, and read what else the checkpoint says, but no weights; returns the number of stages."""
+        config = self._hf_config
         model_class = find_model(config)
         self.config = model_class.config_class.from_hf(config)
         check_kv_cache(kv_cache, self.precision.name, model_class)
-        check_stages(layers_per_device, self.config.num_layers)
+        num_stages = count_stages(layers_per_device, self.config.num_layers, self.num_replicas, devices)
         self.max_length = check_max_length(max_length, self.config, model_class.has_positions)
         with REGISTER.scope(
-            batch_size=self.batch_size, max_length=self.max_length, world_size=1, dtype=self.precision.dtype,
+            batch_size=self.batch_size, max_length=self.max_length, world_size=self.num_replicas, dtype=self.precision.dtype,
             weight_dtype=self.precision.weight_dtype, cache_dtype=self.precision.cache_dtype, packing=self.precision.packing,
         ):  # fmt: skip
             self.model = model_class(self.config)
+        #: layers of each pipeline stage
+        self.layers_per_device = self._place(layers_per_device, num_stages)
         if not random_weights:
             if self._checkpoint is None or not self._checkpoint.has_weights:
                 where = self._checkpoint.path if self._checkpoint else "a model given as a dict"
@@ -121,13 +148,7 @@ class Session:
             for key in tokenizer_ids
         )
         self._bos_token_id = bos_token_ids[0] if bos_token_ids else None
-        self._engine = make_engine(backend, platform, custom_ops, execution_cache_dir)
-        self._lock = threading.Lock()  # held while the device works: calls queue
-        self._wave = None  # whose tokens the caches hold
-        self._is_loaded = self._is_closed = False
-        self._progress = Progress()
-        #: seconds spent so far: "open" (config, tokenizer, device), "load" (weights) and "compile" (all graphs)
-        self.timings_s = {"open": time.perf_counter() - begin, "load": 0.0, "compile": 0.0}
+        return num_stages
 
     # ---- generation
 
@@ -204,6 +225,10 @@ class Session:
         Raises: UserError if there are no weights to save or the folder cannot be written; nothing half done stays behind.
         """
         self._check_open()
+        if self.num_replicas != 1:
+            raise UserError(
+                f"num_replicas={self.num_replicas}: weights are cut; save the model from a Session with num_replicas: 1"
+            )
         parameters = list(self.model.parameters())
         if any(parameter.load is None for parameter in parameters):
             raise UserError("random_weights=true: there are no weights to save; give a model that has some")
@@ -277,6 +302,20 @@ class Session:
             )
 
     @property
+    def leads(self) -> bool:
+        """Whether this process may generate: True but for the processes of a cluster after the first, which `follow`."""
+        return self._cluster is None or self._cluster.leads
+
+    def follow(self) -> None:
+        """Work for the process that leads until it closes its Session. Raises: whatever goes wrong; the others end with it."""
+        if self.leads:
+            raise UserError("this process leads; only the other processes of a distributed Session follow")
+        from poptransformer.backends.xla.leading_engine import follow
+
+        with self._lock:
+            follow(self._engine, self._channel, list(self.model.parameters()), self.graph)
+
+    @property
     def device_info(self):
         """Platform, device and custom ops in use."""
         return self._engine.device_info
@@ -335,6 +374,13 @@ class Session:
                         piece.generation = rows[piece.row].result(logprobs, wave.timings)
                     yield piece
 
+    def _place(self, layers_per_device, num_stages):
+        if num_stages == 1:
+            return [self.config.num_layers]
+        counts = balance(*self.model.bytes_by_layer(), num_stages) if layers_per_device == "auto" else list(layers_per_device)
+        self.model.place(counts)
+        return counts
+
     def _encode(self, prompts):
         encoded = encode_prompts(prompts, self.tokenizer, self.config.vocab_size, self._bos_token_id)
         long = [f"prompt {i} has {len(ids)} tokens" for i, ids in enumerate(encoded) if len(ids) > self.max_length]
@@ -365,6 +411,8 @@ class Session:
     def _check_open(self):
         if self._is_closed:
             raise UserError("this Session is closed")
+        if not self.leads:
+            raise UserError("process 0 leads this Session; here only follow() can be called")
 
     def _chat_rows(self, messages, settings):
         prompts, ends = encode_conversations(messages, self.tokenizer)
@@ -434,7 +482,8 @@ class Session:
             with self._timed("load", "loaded the weights"):
                 parameters = list(self.model.parameters())
                 with self._progress.loading(sum(parameter.spec.num_bytes for parameter in parameters)) as tick:
-                    self._engine.load(parameters, lambda parameter: tick(parameter.spec.num_bytes))
+                    stages_of = self.graph("decode").stages_of()
+                    self._engine.load(parameters, lambda parameter: tick(parameter.spec.num_bytes), stages_of)
             self._is_loaded = True
 
     def _prepare(self, name):

@@ -20,7 +20,7 @@ POCKET = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 12, "n_layer": 2, "n
 ELEMENT_TYPES = {"float32": onnx.TensorProto.FLOAT, "bfloat16": onnx.TensorProto.BFLOAT16, "float16": onnx.TensorProto.FLOAT16}
 OWN = {
     "packed_linear", "packed_gather", "attention", "rope", "sample", "repetition_penalty", "mark_tokens", "token_log_prob",
-    "token_shift", "wkv",
+    "token_shift", "wkv", "all_reduce", "all_gather", "rank_index",
 }  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def test_loops_states_parameters_and_constants():
     """A loop in a loop, an input that is an output, one value under two names, a state that is only read."""
     graph = Graph("counting")
     x, go = graph.input("x", (2,), f32), graph.input("go", (), bool)
-    weight = graph.parameter(Parameter("layer.weight", (2,), np.dtype(f32), load=lambda: np.array([1, 10], f32)))
+    weight = graph.parameter(Parameter("layer.weight", (2,), np.dtype(f32), load=lambda rank: np.array([1, 10], f32)))
     total, kept = State("total", (2,), np.dtype(f32)), State("kept", (2,), np.dtype(f32))
     with graph.scope("layer"):
 

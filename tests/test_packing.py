@@ -5,6 +5,7 @@ import pytest
 
 from poptransformer import UnsupportedError, UserError
 from poptransformer.packing import GROUP_SIZES, Packing
+from poptransformer.parallel import even_cut
 
 EACH_KIND = pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 EACH_FORM = pytest.mark.parametrize(
@@ -141,6 +142,27 @@ def test_random_weights_have_the_deviation_of_float_ones(kind):
     assert 0.018 < values.std() < 0.022 and abs(values.mean()) < 1e-3
     np.testing.assert_array_equal(drawn, packing.draw(3))
     assert (drawn != packing.draw(4)).any()
+
+
+@pytest.mark.parametrize("kind, group_size", [("fp8", -1), ("int8", -1), ("int8", 32), ("int4", 64)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_for_ranks(kind, group_size, axis):
+    """Rows or columns of the whole, codes and scales as they are, zeros where a rank has less."""
+    shape = (37, 200)
+    packing, weight = Packing(kind, group_size, *shape), matrix(shape)
+    packed = packing.pack(weight)
+    cut = even_cut(axis, shape[axis], 3, 64 if axis else 1)
+    assert packing.can_take(cut)
+    whole = packing.unpack(packed)
+    for rank in range(3):
+        wanted = cut.take(whole, rank)
+        local = Packing(kind, group_size, *wanted.shape)
+        part = packing.take(packed, cut, rank)
+        assert part.shape == local.shape
+        back = local.unpack(part)
+        if kind == "int4" and axis == 1:  # what fills a group up has its minimum there; the inputs it meets are zeros
+            back[:, cut.indices(rank) < 0] = 0
+        np.testing.assert_array_equal(back, wanted)
 
 
 def test_bits_a_weight():

@@ -64,7 +64,7 @@ POPTRANSFORMER_INLINE int64_t PaddedGroup(const AttentionArgs& a) { return Round
 
 int64_t DecodeScratchFloats(const AttentionArgs& a) {
   return PaddedGroup(a) * (PaddedDim(a) + kScoreStride)  // queries, scores
-         + PaddedDim(a);                                 // one row
+         + PaddedDim(a);                                 // one row, of DecodeMerge
 }
 
 // One chunk: out [G, PaddedDim] not yet divided, then sums [G], then maxima [G].
@@ -239,12 +239,9 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
   const int64_t dim = a.head_dim, padded = PaddedDim(a), group = GroupSize(a);
   float* const query = scratch;                                    // [PaddedGroup, PaddedDim], scaled
   float* const scores = query + PaddedGroup(a) * padded;           // [PaddedGroup, kScoreStride]
-  float* const line = scores + PaddedGroup(a) * kScoreStride;      // [PaddedDim]
   float* const out = partial;                                      // [G, PaddedDim]
   float* const sums = partial + group * padded;                    // [G]
   float* const maxima = sums + group;                              // [G]
-
-  if (chunk.end > a.cache_len[chunk.row]) AppendToken(a, chunk.row, chunk.kv_head, 0, line);
 
   for (int64_t g = 0; g < PaddedGroup(a); ++g) {
     float* const q = query + g * padded;
@@ -322,6 +319,7 @@ void DecodeChunkOf(const AttentionArgs& a, const DecodeChunk& chunk, float* part
 }
 
 void DecodeChunkAny(const AttentionArgs& a, const DecodeChunk& chunk, float* partial, float* scratch) {
+  if (chunk.end > a.cache_len[chunk.row]) AppendToken(a, chunk.row, chunk.kv_head, 0, scratch);
   switch (a.cache_type) {
     case CacheType::kFloat32:
       return DecodeChunkOf<float>(a, chunk, partial, scratch);
@@ -329,8 +327,15 @@ void DecodeChunkAny(const AttentionArgs& a, const DecodeChunk& chunk, float* par
       return DecodeChunkOf<Bfloat16>(a, chunk, partial, scratch);
     case CacheType::kFloat16:
       return DecodeChunkOf<Float16>(a, chunk, partial, scratch);
-    case CacheType::kFloat8:
-      return DecodeChunkOf<Float8>(a, chunk, partial, scratch);
+    case CacheType::kFloat8: {
+      const int64_t offset = CacheOffset(a, chunk.row, chunk.kv_head, chunk.begin);
+      const int64_t bytes = (chunk.end - chunk.begin) * a.head_dim;
+      if (HasNan(static_cast<const Float8*>(a.k_cache) + offset, bytes) ||
+          HasNan(static_cast<const Float8*>(a.v_cache) + offset, bytes)) {
+        return DecodeChunkOf<Float8>(a, chunk, partial, scratch);
+      }
+      return DecodeChunkOf<FiniteFloat8>(a, chunk, partial, scratch);
+    }
     case CacheType::kInt8:
       return DecodeChunkOf<Int8>(a, chunk, partial, scratch);
   }

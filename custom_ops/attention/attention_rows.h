@@ -139,9 +139,16 @@ inline void RoundAsCached<Int8>(float* line, int64_t n) {
   }
 }
 
-// Multiplies numbers for the n rows, those of an int8 cache by the scales of its rows; other caches have none.
+// Multiplies numbers for n rows by what the rows, as they are loaded, lack: those of an int8 cache their scales.
 template <typename T>
 POPTRANSFORMER_INLINE void MultiplyByScales(const T*, int64_t, int64_t, int64_t, float*, int64_t) {}
+
+inline void MultiplyByScales(const FiniteFloat8*, int64_t, int64_t n, int64_t groups, float* numbers, int64_t stride) {
+  const Vec scale = Broadcast(kFloat8FromFloat16);
+  for (int64_t g = 0; g < groups; ++g) {
+    for (float* to = numbers + g * stride; to < numbers + g * stride + n; to += kLanes) Store(to, Mul(Load(to), scale));
+  }
+}
 
 // numbers [groups, stride], each of n and up to kLanes more; n <= kMaxScales.
 constexpr int64_t kMaxScales = 256;

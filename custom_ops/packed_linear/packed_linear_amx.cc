@@ -28,21 +28,31 @@ POPTRANSFORMER_INLINE void PutQuad(__m512i codes, Vec scale, Vec start, Bfloat16
   _mm512_storeu_si512(panel + 32, InTurn(ValueAt<2>(codes, scale, start), ValueAt<3>(codes, scale, start)));
 }
 
-// As ValueAt for a byte that is an e4m3 float: at the place where a float16 has exponent and fraction it is 2^-8 of its value.
-template <int kByte>
-POPTRANSFORMER_INLINE Vec Float8At(__m512i codes, Vec scale) {
-  const __m256i bytes = _mm512_cvtepi32_epi16(_mm512_srli_epi32(codes, 8 * kByte));
-  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 1),
-                                        _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return Mul(_mm512_cvtph_ps(half), scale);
-}
-
+// Codes that are e4m3 floats. As 16-bit numbers a quad has inputs (0, 1) and (2, 3) of an output side by side; moved to the place
+// where a float16 has exponent and fraction, a code is 2^-8 of its value.
 void FillFloat8Panel(const PackedLinearArgs& a, const uint8_t* codes, Bfloat16* panel) {
+  // Of what InTurn would give for (even, odd) of outputs 0 .. 7 and of 8 .. 15: inputs 0 and 1 of each output; 2 and 3 follow.
+  alignas(64) static constexpr uint16_t kFirst[32] = {0,  16, 2,  18, 4,  20, 6,  22, 8,  24, 10, 26, 12, 28, 14, 30,
+                                                      32, 48, 34, 50, 36, 52, 38, 54, 40, 56, 42, 58, 44, 60, 46, 62};
+  alignas(64) static constexpr int32_t kTwice[16] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
+  const __m512i first = _mm512_load_si512(kFirst), second = _mm512_add_epi16(first, _mm512_set1_epi16(1));
+  const __m512i twice = _mm512_load_si512(kTwice), bits = _mm512_set1_epi16(static_cast<int16_t>(0xbf80));
   const Vec scale = Mul(Load(reinterpret_cast<const float*>(codes + a.code_bytes())), Broadcast(256));
+  const Vec scales[2] = {_mm512_permutexvar_ps(twice, scale),
+                         _mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(8)), scale)};
   for (int64_t q = 0; q < a.num_units() * 8; ++q, codes += 64, panel += 64) {
-    const __m512i quad = _mm512_loadu_si512(codes);
-    _mm512_storeu_si512(panel, InTurn(Float8At<0>(quad, scale), Float8At<1>(quad, scale)));
-    _mm512_storeu_si512(panel + 32, InTurn(Float8At<2>(quad, scale), Float8At<3>(quad, scale)));
+    const __m512i both = _mm512_loadu_si512(codes);
+    const __m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(both, 8), 1), bits);
+    const __m512i odd = _mm512_and_si512(_mm512_srai_epi16(both, 1), bits);
+    __m512i halves[2];
+    POPTRANSFORMER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const Vec evens = Mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, i)), scales[i]);
+      const Vec odds = Mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, i)), scales[i]);
+      halves[i] = (__m512i)_mm512_cvtne2ps_pbh(odds, evens);
+    }
+    _mm512_storeu_si512(panel, _mm512_permutex2var_epi16(halves[0], first, halves[1]));
+    _mm512_storeu_si512(panel + 32, _mm512_permutex2var_epi16(halves[0], second, halves[1]));
   }
 }
 

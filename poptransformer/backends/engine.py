@@ -73,12 +73,17 @@ class Engine(abc.ABC):
         """Measure how fast the device's memory is read, in GB/s; None where the backend cannot tell."""
         return None
 
-    def load(self, parameters: Iterable[Parameter], progress=None) -> None:
-        """Put weights on the device, one at a time. `progress`, if given, is called with each Parameter once it is there."""
+    def load(self, parameters: Iterable[Parameter], progress=None, stages_of: Mapping[str, tuple] | None = None) -> None:
+        """Put weights on the device, one at a time.
+
+        Args:
+          progress: if given, is called with each Parameter once it is there.
+          stages_of: the stages that use each parameter, as Graph.stages_of gives them; None: all are on one stage.
+        """
         self._check_process()
         for parameter in parameters:
             if parameter.name not in self._parameter_names:
-                self._load_one(parameter)
+                self._load_one(parameter, (stages_of or {}).get(parameter.name, (0,)))
                 self._parameter_names.add(parameter.name)
             if progress:
                 progress(parameter)
@@ -141,7 +146,7 @@ class Engine(abc.ABC):
     def _free(self) -> None: ...
 
     @abc.abstractmethod
-    def _load_one(self, parameter: Parameter) -> None: ...
+    def _load_one(self, parameter: Parameter, stages: tuple[int, ...]) -> None: ...
 
     @abc.abstractmethod
     def _compile_one(self, name: str, graph: Graph) -> list[Choice]:
@@ -154,11 +159,18 @@ class Engine(abc.ABC):
     def _run_one(self, name: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
 
-def random_weight(parameter: Parameter) -> np.ndarray:
-    """Draw a weight for runs without a checkpoint; the same name gives the same numbers."""
+def random_weight(parameter: Parameter, rank: int = 0) -> np.ndarray:
+    """Draw a rank's part of a weight for runs without a checkpoint; the same name gives the same numbers.
+
+    A cut weight is drawn whole and cut, unless it is packed: packed parts are drawn for each rank.
+    """
+    cut = parameter.cut
+    seed = zlib.crc32(parameter.name.encode())
     if parameter.packing:
-        return parameter.packing.draw(zlib.crc32(parameter.name.encode()))
+        return parameter.packing.draw(seed if cut is None else seed + rank)
+    shape = parameter.logical_shape
     if parameter.init != "normal":
-        return np.full(parameter.shape, 1 if parameter.init == "ones" else 0, parameter.dtype)
-    generator = np.random.default_rng(zlib.crc32(parameter.name.encode()))
-    return (generator.standard_normal(parameter.shape, np.float32) * np.float32(0.02)).astype(parameter.dtype)
+        whole = np.full(shape, 1 if parameter.init == "ones" else 0, parameter.dtype)
+    else:
+        whole = (np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(0.02)).astype(parameter.dtype)
+    return whole if cut is None else cut.take(whole, rank)

@@ -20,7 +20,7 @@ def main(arguments=None):
     parser.add_argument("--group-size", type=int, help="weights that share a scale: 32, 64, 128, or -1 for the whole row")
     parser.add_argument("--out", required=True, help="the folder to write; it must not be there yet, or be empty")
     given = parser.parse_args(arguments)
-    from poptransformer.sessions import Session  # not above: the package's lower parts must not import it
+    from poptransformer import Session  # a program over the public API; the rest of this folder is below it
 
     try:
         with Session(given.model, precision=given.precision, group_size=given.group_size, backend="reference") as session:

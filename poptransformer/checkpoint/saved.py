@@ -92,8 +92,9 @@ def check_saved(saved, parameters, checkpoint) -> None:
             continue
         found = f"{checkpoint.stored_dtype(name)}{list(checkpoint.shape(name))}"
         packing = saved.packings.get(name)
-        if found != str(parameter.spec) or packing != parameter.packing:
-            different.append(f"{name} is {_form(found, packing)}, wanted is {_form(parameter.spec, parameter.packing)}")
+        spec, wanted = parameter.whole_spec, parameter.whole_packing
+        if found != str(spec) or packing != wanted:
+            different.append(f"{name} is {_form(found, packing)}, wanted is {_form(spec, wanted)}")
     if different:
         problems.append("; ".join(different[:SHOWN]) + _more(different))
     if problems:

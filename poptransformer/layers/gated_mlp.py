@@ -6,6 +6,7 @@ from poptransformer import ops
 from poptransformer.layers.activation import activation
 from poptransformer.layers.base_layer import BaseLayer
 from poptransformer.layers.linear import Linear
+from poptransformer.parallel import joined_cut
 
 
 class GatedMLP(BaseLayer):
@@ -26,14 +27,19 @@ class GatedMLP(BaseLayer):
         gate="gate_proj", up="up_proj", down="down_proj", bias=True, gate_up=None,
     ):  # fmt: skip
         super().__init__(name)
-        sizes = {gate: intermediate_size, up: intermediate_size} if gate_up is None else {gate_up: 2 * intermediate_size}
-        self.gate_up = [Linear(f"{name}.{key}", hidden_size, size, bias, shard="column") for key, size in sizes.items()]
+        pieces = self.even_pieces(intermediate_size)
+        self.local_size = pieces[0].size if self.world_size > 1 else intermediate_size
+        if gate_up is None:
+            sizes, cut = {gate: intermediate_size, up: intermediate_size}, None
+        else:
+            sizes = {gate_up: 2 * intermediate_size}
+            cut = joined_cut(0, [intermediate_size] * 2, [pieces] * 2) if self.world_size > 1 else None
+        self.gate_up = [Linear(f"{name}.{key}", hidden_size, size, bias, "column", cut) for key, size in sizes.items()]
         self.activation = activation(activation_name)
         self.down = Linear(f"{name}.{down}", intermediate_size, hidden_size, bias, shard="row")
-        self.intermediate_size = intermediate_size
 
     def forward(self, x):
         """x: [B, T, D] -> [B, T, D]."""
         parts = [projection(x) for projection in self.gate_up]
-        gate, up = parts if len(parts) == 2 else ops.split(parts[0], [self.intermediate_size] * 2)
+        gate, up = parts if len(parts) == 2 else ops.split(parts[0], [self.local_size] * 2)
         return self.down(self.activation(gate) * up)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
+from poptransformer.checkpoint.parts import read_part
 from poptransformer.checkpoint.saved import check_saved
 from poptransformer.checkpoint.weights import WantedWeight, match_weights
 from poptransformer.errors import UserError
@@ -31,9 +32,13 @@ class BaseModel(BaseLayer):
         """Whether checkpoints hold a matrix as [in_features, out_features]."""
         return False
 
+    def row_order(self, parameter_name: str):
+        """For each row of a parameter the row of the checkpoint's tensor: an int array, or None where they are the same."""
+        return None
+
     def transform(self, parameter_name: str, array):
-        """Turn a checkpoint's tensor, in the parameter's shape (and its dtype, if it is not packed), into the parameter: for
-        rows in another order, say. Most are taken as they are.
+        """Turn a checkpoint's tensor, or any part of it, in the parameter's dtype if it is not packed, into the parameter,
+        element by element. Most are taken as they are.
         """
         return array
 
@@ -53,8 +58,8 @@ class BaseModel(BaseLayer):
         parameters = self.named_parameters()
         if checkpoint.saved:
             check_saved(checkpoint.saved, parameters, checkpoint)
-            for name, parameter in parameters.items():
-                parameter.load = functools.partial(checkpoint.map, name)
+            for parameter in parameters.values():
+                parameter.load = functools.partial(self._load_saved, checkpoint, parameter)
             return
         wanted = {
             name: WantedWeight(
@@ -67,15 +72,36 @@ class BaseModel(BaseLayer):
         for name, key in match_weights(wanted, checkpoint, self.ignored_keys).items():
             parameters[name].load = functools.partial(self._load, checkpoint, key, parameters[name])
 
-    def _load(self, checkpoint, key, parameter):
-        dtype, is_transposed = None if parameter.packing else parameter.dtype, self.is_transposed(parameter.name)
-        if parameter.packing and type(self).transform is BaseModel.transform:
-            packed = checkpoint.read_packed(key, parameter.packing, transpose=is_transposed)
+    def _load(self, checkpoint, key, parameter, rank=0):
+        name, packing, cut = parameter.name, parameter.packing, parameter.cut
+        is_transposed, row_order = self.is_transposed(name), self.row_order(name)
+        if packing and row_order is None and type(self).transform is BaseModel.transform:
+            packed = self._read_packed(checkpoint, key, parameter, rank)
             if packed is not None:
                 return packed
-        array = checkpoint.read(key, dtype=dtype, transpose=is_transposed)
-        array = self.transform(parameter.name, array)
+        array = read_part(
+            checkpoint, key, parameter.logical_shape, cut, rank, row_order, None if packing else parameter.dtype, is_transposed
+        )
+        array = self.transform(name, array)
         try:
-            return parameter.packing.pack(array) if parameter.packing else array
+            return packing.pack(array) if packing else array
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
+
+    def _load_saved(self, checkpoint, parameter, rank=0):
+        array, whole, cut = checkpoint.map(parameter.name), parameter.whole_packing, parameter.cut
+        if cut is None:
+            return array
+        if whole is None:
+            return cut.take(array, rank)
+        if whole.can_take(cut):
+            return whole.take(array, cut, rank)
+        return parameter.packing.pack(cut.take(whole.unpack(array), rank))  # groups that a cut crosses are made anew
+
+    def _read_packed(self, checkpoint, key, parameter, rank):
+        """A rank's part of a matrix that is stored in codes already; None if it is not, or a cut crosses its groups."""
+        whole, cut = parameter.whole_packing, parameter.cut
+        if cut is not None and not whole.can_take(cut):
+            return None
+        packed = checkpoint.read_packed(key, whole, transpose=self.is_transposed(parameter.name))
+        return packed if packed is None or cut is None else whole.take(packed, cut, rank)

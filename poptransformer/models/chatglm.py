@@ -220,8 +220,10 @@ class ChatGLM(DecoderModel):
 
     # ---- checkpoint
 
-    def transform(self, parameter_name, array):
-        return part_by_part(array, self.config.num_heads) if ".query_key_value." in parameter_name else array
+    def row_order(self, parameter_name):
+        if ".query_key_value." in parameter_name:
+            return part_by_part(3 * self.config.hidden_size, self.config.num_heads)
+        return None
 
     def shape_meaning(self, parameter_name):
         return {

@@ -144,9 +144,10 @@ class ChatGLM2(DecoderModel):
 
     # ---- checkpoint
 
-    def transform(self, parameter_name, array):
-        is_head_by_head = ".query_key_value." in parameter_name and not self.config.is_multi_query
-        return part_by_part(array, self.config.num_heads) if is_head_by_head else array
+    def row_order(self, parameter_name):
+        if ".query_key_value." in parameter_name and not self.config.is_multi_query:
+            return part_by_part(3 * self.config.num_heads * self.config.head_dim, self.config.num_heads)
+        return None
 
     def shape_meaning(self, parameter_name):
         return {

@@ -87,6 +87,33 @@ class DecoderModel(BaseModel):
             pending += [item for item in layer._items() if hasattr(item, "parameters")]
         return found
 
+    # ---- stages
+
+    def place(self, layers_per_stage: list[int]) -> None:
+        """Put the blocks on pipeline stages, in order; embeddings are on the first stage, the head on the last."""
+        stages = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
+        for block, stage in zip(self.blocks, stages, strict=True):
+            block.stage = stage
+        self.lm_head.stage = len(layers_per_stage) - 1
+
+    def bytes_by_layer(self) -> tuple[list[int], int, int]:
+        """Bytes of weights and states on one rank: of each block, of what comes before the blocks, and of what comes after
+        them. What both ends use (a tied embedding) counts at both.
+        """
+        before = [block.stage for block in self.blocks], self.lm_head.stage
+        self.place([0, *[1] * len(self.blocks), 0])
+        graph = self.build_decode()
+        for block, stage in zip(self.blocks, before[0], strict=True):
+            block.stage = stage
+        self.lm_head.stage = before[1]
+        num_bytes = [0] * (len(self.blocks) + 2)
+        stages = graph.stages_of()
+        for table in (graph.parameters, graph.states):
+            for name, (item, _) in table.items():
+                for stage in stages[name]:
+                    num_bytes[stage] += item.spec.num_bytes
+        return num_bytes[1:-1], num_bytes[0], num_bytes[-1]
+
     # ---- graphs
 
     def build_prefill(self, num_new: int) -> Graph:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 
-def part_by_part(array, num_heads: int):
-    """Reorder a fused projection's weight or bias from head by head to part by part, as the layer Attention wants it.
+
+def part_by_part(num_rows: int, num_heads: int) -> np.ndarray:
+    """Row order of a fused projection that a checkpoint holds head by head: part by part, as the layer Attention wants it.
 
     Args:
-      array: [N * 3 * H, ...], for each head its rows of the query, of the key, of the value.
+      num_rows: N * 3 * H: for each head its rows of the query, of the key, of the value.
       num_heads: N.
-    Returns: [3 * N * H, ...], the queries of all heads, then the keys, then the values.
+    Returns: [3 * N * H] int: rows of the queries of all heads, then of the keys, then of the values.
     """
-    by_head = array.reshape(num_heads, 3, -1, *array.shape[1:])
-    return by_head.swapaxes(0, 1).reshape(array.shape)
+    return np.arange(num_rows).reshape(num_heads, 3, -1).swapaxes(0, 1).reshape(-1)

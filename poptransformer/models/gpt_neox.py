@@ -128,8 +128,10 @@ class GPTNeoX(DecoderModel):
             return (parameter_name, "lm_head.weight")  # the latter since transformers 5
         return (parameter_name, parameter_name.removeprefix("gpt_neox."))
 
-    def transform(self, parameter_name, array):
-        return part_by_part(array, self.config.num_heads) if ".query_key_value." in parameter_name else array
+    def row_order(self, parameter_name):
+        if ".query_key_value." in parameter_name:
+            return part_by_part(3 * self.config.hidden_size, self.config.num_heads)
+        return None
 
     def shape_meaning(self, parameter_name):
         return {

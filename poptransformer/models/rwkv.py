@@ -109,10 +109,11 @@ class RWKVAttention(BaseLayer):
             Linear(f"{name}.{key}", config.hidden_size, width, bias=False, shard="column")
             for key in ("key", "value", "receptance")
         )
-        self.time_decay = self.parameter("time_decay", (width,), float32, shard="column")
-        self.time_first = self.parameter("time_first", (width,), float32, shard="column")
+        cut = self.even_cut(0, width)  # every feature is computed by itself
+        self.time_decay = self.parameter("time_decay", (width,), float32, cut)
+        self.time_first = self.parameter("time_first", (width,), float32, cut)
         self.out = Linear(f"{name}.output", width, config.hidden_size, bias=False, shard="row")
-        self.wkv_state = State(f"{name}.wkv_state", (REGISTER.batch_size, 3, width), float32)
+        self.wkv_state = State(f"{name}.wkv_state", (REGISTER.batch_size, 3, *self.time_decay.shape), float32, cut is not None)
 
     def forward(self, x, tokens):
         """x: [B, T, D], tokens: DecoderTokens whose states hold this layer's -> [B, T, D]."""

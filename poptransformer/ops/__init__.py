@@ -1,6 +1,7 @@
 """The op set. One file a family: signature, shape and dtype rule, NumPy reference."""
 
 from poptransformer.ops.attention import attention
+from poptransformer.ops.collective import all_gather, all_reduce, rank_index
 from poptransformer.ops.elementwise import (
     add,
     cast,
@@ -53,11 +54,10 @@ from poptransformer.ops.token_shift import token_shift
 from poptransformer.ops.wkv import wkv
 
 __all__ = [
-    "OPS", "add", "argmax", "attention", "broadcast_to", "cast", "concat", "div", "dynamic_update", "equal", "exp",
-    "gather", "gelu", "gelu_tanh", "greater", "greater_equal", "layer_norm", "less", "less_equal", "linear", "log",
-    "logical_and", "logical_not", "logical_or", "loop", "mark_tokens", "matmul", "maximum", "minimum", "mul", "neg",
-    "packed_gather", "packed_linear",
-    "reduce_any", "reduce_max", "reduce_sum", "relu", "repetition_penalty", "reshape", "rms_norm", "rope", "sample",
-    "select", "sigmoid", "silu", "slice_axis", "softmax", "split", "sqrt", "sub", "tanh", "token_log_prob", "token_shift",
-    "transpose", "wkv",
+    "OPS", "add", "all_gather", "all_reduce", "argmax", "attention", "broadcast_to", "cast", "concat", "div",
+    "dynamic_update", "equal", "exp", "gather", "gelu", "gelu_tanh", "greater", "greater_equal", "layer_norm", "less",
+    "less_equal", "linear", "log", "logical_and", "logical_not", "logical_or", "loop", "mark_tokens", "matmul", "maximum",
+    "minimum", "mul", "neg", "packed_gather", "packed_linear", "rank_index", "reduce_any", "reduce_max", "reduce_sum",
+    "relu", "repetition_penalty", "reshape", "rms_norm", "rope", "sample", "select", "sigmoid", "silu", "slice_axis",
+    "softmax", "split", "sqrt", "sub", "tanh", "token_log_prob", "token_shift", "transpose", "wkv",
 ]  # fmt: skip

@@ -60,9 +60,7 @@ def test_variants_live(tmp_path, name):
 def test_part_by_part():
     """Two heads of three features: rows 0 to 2 are the first head's query, 3 to 5 its key, and so on."""
     rows = [0, 1, 2, 9, 10, 11, 3, 4, 5, 12, 13, 14, 6, 7, 8, 15, 16, 17]
-    assert part_by_part(np.arange(18), 2).tolist() == rows
-    weight = np.arange(18 * 5).reshape(18, 5)
-    assert np.array_equal(part_by_part(weight, 2), weight[rows])
+    assert part_by_part(18, 2).tolist() == rows
 
 
 def test_keys_as_in_the_released_files(tmp_path):

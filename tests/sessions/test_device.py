@@ -177,11 +177,11 @@ def test_a_program_runs_once_before_its_first_use_and_changes_nothing(tiny):
             "input_ids": np.arange(16, dtype=np.int32)[None], "cache_len": np.zeros(1, np.int32),
             "num_tokens": np.full(1, 16, np.int32), "is_fresh": np.ones(1, bool),
         })  # fmt: skip
-        before = {name: array.copy() for name, array in session._engine._states.items()}
+        before = {name: array.copy() for name, (array,) in session._engine._states.items()}  # of the only rank
         assert any(array.any() for array in before.values())
         for name in ("decode", "prefill_32", "logits_16", "score_16", "generate_16"):
             session._prepare(name)
-        for name, array in session._engine._states.items():
+        for name, (array,) in session._engine._states.items():
             np.testing.assert_array_equal(array, before[name])
 
 

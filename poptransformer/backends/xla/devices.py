@@ -17,26 +17,63 @@ logger = logging.getLogger(__name__)
 PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 
 
-def pick_device(platform: str):
-    """Return the first JAX device of a platform; "auto" leaves the choice to JAX (an accelerator where there is one).
+def pick_devices(platform: str, world_size: int = 1, num_stages: int = 1, num_processes: int = 1) -> list[list]:
+    """Return JAX devices of a platform for each stage, one for each rank; "auto" leaves the platform to JAX (an accelerator
+    where there is one).
+
+    With several processes each of them has as many ranks of every stage, so that values go from stage to stage within it.
+
+    CPU devices beyond the first are virtual: they share the processor, and behave as so many accelerators would. JAX makes them
+    when it starts, so the first Session of a process decides how many there are at most.
 
     JAX starts every platform it finds, and reserves memory on GPUs, even when only the CPU is wanted; the environment
     variable JAX_PLATFORMS=cpu keeps it from that.
 
-    Raises: UserError when the platform is unknown or has no device here, with what there is.
+    Raises: UserError when the platform is unknown or has too few devices here, with what there is.
     """
     if platform not in PLATFORMS:
         raise UserError(f"platform={platform!r} is unknown; choose one of {', '.join(PLATFORMS)}")
-    if platform == "auto":
-        return jax.local_devices()[0]
+    if world_size % num_processes:
+        raise UserError(
+            f"num_replicas={world_size} cannot be spread over {num_processes} processes; set a multiple of {num_processes}"
+        )
+    ranks_here = world_size // num_processes
+    count = ranks_here * num_stages
+    if platform in ("auto", "cpu") and count > jax.config.jax_num_cpu_devices:
+        _make_cpu_devices(count)
     try:
-        return jax.local_devices(backend=platform)[0]
+        devices = jax.devices() if platform == "auto" else jax.devices(platform)
     except RuntimeError:
-        there = sorted({device.platform for device in jax.local_devices()})
+        there = sorted({device.platform for device in jax.devices()})
         raise UserError(
             f"platform={platform!r}: JAX sees no such device here, only {', '.join(there)}; "
             f"for NVIDIA GPUs install jax[cuda13], or set session.platform=auto"
         ) from None
+    by_process = [[device for device in devices if device.process_index == i] for i in range(num_processes)]
+    fewest = min(map(len, by_process))
+    if fewest < count:
+        why = ""
+        if devices[0].platform == "cpu":
+            why = (
+                "; JAX makes virtual CPU devices when it starts: open the Session that wants most of them first, or set the "
+                f"environment variable JAX_NUM_CPU_DEVICES={count}"
+            )
+        each = "" if num_processes == 1 else f" in each of {num_processes} processes"
+        raise UserError(
+            f"{count} devices are wanted{each} (num_replicas times the stages of layers_per_device); JAX sees {fewest} of "
+            f"platform {devices[0].platform} here{why}"
+        )
+    return [
+        [device for own in by_process for device in own[stage * ranks_here : (stage + 1) * ranks_here]]
+        for stage in range(num_stages)
+    ]
+
+
+def _make_cpu_devices(count):
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # JAX is up already: the caller counts what there is
 
 
 def cpu_name() -> str:

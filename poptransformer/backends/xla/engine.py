@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import importlib
 import logging
 import os
-import threading
 import time
 import zlib
 
@@ -16,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
-from poptransformer.backends.xla.devices import cpu_name, pick_device, use_compile_cache
-from poptransformer.backends.xla.lowering import LOWERINGS, Context
+from poptransformer.backends.xla.device_group import DeviceGroup
+from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
+from poptransformer.backends.xla.lowering import Context
 from poptransformer.backends.xla.memory import drop_zeros, trim
+from poptransformer.backends.xla.program import Program
+from poptransformer.backends.xla.staged_program import StagedProgram
 from poptransformer.errors import UnsupportedError, UserError
 
 _FAMILIES = (
-    "attention", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope", "sample",
-    "shape", "softmax", "token_shift", "wkv",
+    "attention", "collective", "elementwise", "layer_norm", "linear", "loop", "packed_linear", "reduce", "rms_norm", "rope",
+    "sample", "shape", "softmax", "token_shift", "wkv",
 )  # fmt: skip
 for _family in _FAMILIES:
     importlib.import_module(f"poptransformer.backends.xla.{_family}")  # enters its ops into LOWERINGS
@@ -32,21 +33,30 @@ logger = logging.getLogger(__name__)
 
 
 class XlaEngine(Engine):
-    """Runs graphs on one JAX device.
+    """Runs graphs on JAX devices: one, one for each tensor-parallel rank, or such a group for each stage.
 
     Args:
       platform: "cpu", "cuda", "tpu", or "auto" for JAX's default.
       custom_ops: "auto" uses the project's kernels where they are built for the device, True demands them, False never.
       execution_cache_dir: folder of the persistent compile cache; None for the user's cache folder, "" for no cache.
+      world_size: tensor-parallel ranks, R.
+      num_stages: pipeline stages, each of R devices.
+      cluster: the Cluster whose processes share the devices; None: this process alone.
     """
 
-    def __init__(self, platform="auto", custom_ops="auto", execution_cache_dir=None):
+    def __init__(
+        self, platform="auto", custom_ops="auto", execution_cache_dir=None, world_size=1, num_stages=1, cluster=None
+    ):  # fmt: skip
         super().__init__()
         _refuse_forked_process()
         use_compile_cache(execution_cache_dir)
-        self.device = pick_device(platform)
+        self.groups = [
+            DeviceGroup(devices) for devices in pick_devices(platform, world_size, num_stages, cluster.size if cluster else 1)
+        ]
+        self.device = self.groups[0].ranks_here()[0][1]
         self._library, self._no_custom_ops = _custom_op_library(self.device.platform, custom_ops)
         self._parameters, self._states, self._programs = {}, {}, {}
+        self._stages = {}  # of states, by name
 
     @property
     def device_info(self):
@@ -57,7 +67,14 @@ class XlaEngine(Engine):
             else "none (plain XLA)"
         )
         platform = "cuda" if self.device.platform == "gpu" else self.device.platform
-        return DeviceInfo(platform, cpu_name() if platform == "cpu" else self.device.device_kind, kernels)
+        name = cpu_name() if platform == "cpu" else self.device.device_kind
+        world_size, num_stages = self.groups[0].world_size, len(self.groups)
+        if world_size * num_stages > 1:
+            stages = f"{num_stages} stages of " if num_stages > 1 and world_size > 1 else ""
+            ranks = f"{world_size} tensor-parallel ranks" if world_size > 1 else f"{num_stages} stages"
+            virtual = "virtual devices on one " if platform == "cpu" else ""
+            name = f"{stages}{ranks}: {world_size * num_stages} {virtual}{name}"
+        return DeviceInfo(platform, name, kernels)
 
     def memory_bandwidth_gb_per_s(self):
         if self.device.platform == "cpu":
@@ -65,7 +82,8 @@ class XlaEngine(Engine):
         return _copy_bandwidth_gb_per_s(self.device)
 
     def _free(self):
-        for array in (*self._parameters.values(), *self._states.values()):
+        places = (array for places in self._parameters.values() for array in places.values())
+        for array in (*places, *self._states.values()):
             if not array.is_deleted():
                 array.delete()
         self._parameters, self._states, self._programs = {}, {}, {}
@@ -73,85 +91,71 @@ class XlaEngine(Engine):
     def _check_process(self):
         _refuse_forked_process()
 
-    def _load_one(self, parameter):
-        if parameter.load:
-            array = jax.device_put(parameter.load(), self.device)
-        else:
-            array = self._random(parameter)
-        self._parameters[parameter.name] = array.block_until_ready()
+    def _load_one(self, parameter, stages):
+        is_cut = parameter.cut is not None
 
-    def _random(self, parameter):
+        def part(rank, device):
+            if parameter.load:
+                return parameter.load(rank)
+            return self._random(parameter, rank, device)
+
+        places = {}
+        for stage in stages:
+            group = self.groups[stage]
+            if is_cut or group.world_size == 1 or not parameter.load:
+                places[stage] = group.put_parts(part, parameter.shape, is_cut)
+            else:
+                places[stage] = group.put(parameter.load(0))
+            places[stage].block_until_ready()
+        self._parameters[parameter.name] = places
+
+    def _random(self, parameter, rank, device):
         if parameter.packing:
-            return jax.device_put(random_weight(parameter), self.device)
-        with jax.default_device(self.device):
+            return random_weight(parameter, rank)
+        with jax.default_device(device):
             key = jax.random.key(zlib.crc32(parameter.name.encode()))
-            return _draw(key, parameter.shape, jnp.dtype(parameter.dtype), parameter.init)
+            whole = _draw(key, parameter.logical_shape, jnp.dtype(parameter.dtype), parameter.init)
+            if parameter.cut is None:
+                return whole
+            indices, axis = parameter.cut.indices(rank), parameter.cut.axis
+            mask = (indices >= 0).reshape((-1,) + (1,) * (whole.ndim - 1 - axis))
+            return jnp.where(mask, jnp.take(whole, np.maximum(indices, 0), axis=axis), 0).astype(whole.dtype)
 
     def _compile_one(self, name, graph):
-        """Trace and compile ahead of the first run: XLA then knows every shape and which buffers it may overwrite."""
         _refuse_64_bits(graph)
         library = self._library
         context = Context(
             self.device.platform, frozenset(library.ops if library else ()), library.isa if library else "", self._no_custom_ops
         )
-
-        def program(parameters, updated, kept, inputs):
-            values = {value: jnp.asarray(array) for value, array in graph.constants.items()}
-            values |= {value: parameters[key] for key, (_, value) in graph.parameters.items()}
-            values |= {value: (updated | kept)[key] for key, (_, value) in graph.states.items()}
-            context.evaluate = functools.partial(_evaluate, context, values)
-            outputs = dict(zip(graph.outputs, context.evaluate(graph, inputs), strict=True))
-            return outputs, {key: values[value] for key, value in graph.state_updates.items()}
-
-        sharding = jax.sharding.SingleDeviceSharding(self.device)
-
-        def abstract(spec):
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
-
-        parameters = {key: abstract(parameter.spec) for key, (parameter, _) in graph.parameters.items()}
-        states = {key: abstract(state.spec) for key, (state, _) in graph.states.items()}
-        inputs = {key: abstract(value.spec) for key, value in graph.inputs.items()}
-        updated = {key: spec for key, spec in states.items() if key in graph.state_updates}
-        kept = {key: spec for key, spec in states.items() if key not in graph.state_updates}
-        jitted = jax.jit(program, donate_argnums=1, keep_unused=True)
+        self._stages |= graph.stages_of()
         trim()
-        self._programs[name] = _uninterrupted(jitted.lower(parameters, updated, kept, inputs).compile)
+        if len(self.groups) == 1:
+            self._programs[name] = Program(graph, self.groups[0], context)
+        else:
+            self._programs[name] = StagedProgram(graph, self.groups, context)
         trim()
         return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
         for state in states:
-            self._states[state.name] = jnp.zeros(state.shape, state.dtype, device=self.device)
+            group = self.groups[self._stages[state.name][0]]
+            self._states[state.name] = group.zeros(state.spec, state.is_cut)
             if self.device.platform == "cpu":
                 drop_zeros(self._states[state.name])
 
     def _run_one(self, name, inputs):
-        graph = self.graphs[name]
-        parameters = {key: self._parameters[key] for key in graph.parameters}
-        updated = {key: self._states[key] for key in graph.states if key in graph.state_updates}
-        kept = {key: self._states[key] for key in graph.states if key not in graph.state_updates}
-        outputs, states = self._programs[name](parameters, updated, kept, jax.device_put(inputs, self.device))
+        outputs, states = self._programs[name](self._parameters, self._states, inputs)
         self._states |= states
         if not outputs:
             jax.block_until_ready(states)
-        return {key: np.asarray(array) for key, array in jax.device_get(outputs).items()}
+        return {key: _to_numpy(array) for key, array in outputs.items()}
 
 
-def _evaluate(context, values, graph, inputs):
-    """Emit a graph's nodes into the program that is being traced; `values` has what the graphs around it computed."""
-    for key, value in graph.inputs.items():
-        values[value] = inputs[key]
-    for node in graph.nodes:
-        arrays = [None if value is None else values[value] for value in node.inputs]
-        with jax.named_scope(node.scope or node.op), context.lowering(node):
-            results = LOWERINGS[node.op](context, *arrays, **node.attributes)
-        results = results if isinstance(results, (tuple, list)) else (results,)
-        for value, array in zip(node.outputs, results, strict=True):
-            assert array.shape == value.shape and array.dtype == value.dtype, (
-                f"{node.scope}: {node.op} gave {array.dtype}{array.shape}, not {value.spec}"
-            )
-            values[value] = array
-    return [values[value] for value in graph.outputs.values()]
+def _to_numpy(array):
+    """An output, which all ranks share, as the NumPy array that the process's first device has."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = array.addressable_data(0)
+    return np.asarray(array)
 
 
 _jax_process = None  # the process whose JAX is up
@@ -163,24 +167,6 @@ def _refuse_forked_process():
     _jax_process = _jax_process or os.getpid()
     if os.getpid() != _jax_process:
         raise UserError("this process was forked after JAX was started and cannot run; use multiprocessing's spawn instead")
-
-
-def _uninterrupted(function):
-    """Call a function in a thread of its own and wait for it.
-
-    An interrupt then comes at once, here, and the interpreter waits for the thread before it ends: were XLA's compiler
-    interrupted itself, it would go on while the process is taken down around it, and crash (seen with jaxlib 0.10).
-    """
-    future = concurrent.futures.Future()
-
-    def call():
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, name="compile", daemon=False).start()
-    return future.result()
 
 
 def _refuse_64_bits(graph):
