@@ -73,7 +73,7 @@ def measure(case, library, arguments, peaks):
     functions = [case.kernel] + ([case.plain] if arguments.plain else [])
     for function in functions:
         function(), function()  # compiles, then fills what it fills
-    peak = max((peak_of(kind, library, peaks) for kind in case.peaks), default=0.0)
+    peak = max(peak_of(kind, library, peaks) for kind in case.peaks) if case.num_ops else 0.0
     probe_bytes = max(8 << 20, case.num_bytes * case.num_calls)
     rows = []
     for _ in range(arguments.rounds):
@@ -97,7 +97,7 @@ def peak_of(kind, library, peaks):
     if kind not in peaks:
         peaks[kind] = library.dot_peak_gop_per_s(kind)
         if peaks[kind]:
-            print(f"| (peak of {kind} products) | | | | {peaks[kind]:.0f} | |" , flush=True)
+            print(f"| (peak of {kind} products) | | | | {peaks[kind]:.0f} | |", flush=True)
     return peaks[kind]
 
 

@@ -69,7 +69,6 @@ class CpuLibrary:
             raise MemoryError(f"no room for the {num_bytes} bytes that the bandwidth measurement reads")
         return measured
 
-
     def dot_peak_gop_per_s(self, kind):
         """Measure how fast all threads together multiply and add in registers, in Gop/s (1e9, a product and its sum are two).
 
