@@ -113,7 +113,7 @@ def part_of(kernel, scope):
 
 
 def draw(arguments, bars):
-    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.75 * len(bars)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 1.5 + 0.7 * len(bars)), layout="constrained")
     seen = set()
     for row, (parts, _, limit_ms) in enumerate(bars.values()):
         left = 0.0
@@ -133,7 +133,7 @@ def draw(arguments, bars):
         f"{arguments.model or arguments.shape}, decode, batch 1, {arguments.prompt_tokens} tokens before", fontsize=10
     )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=4)
     figure.savefig(arguments.out, dpi=120)
 
 

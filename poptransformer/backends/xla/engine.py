@@ -16,6 +16,7 @@ import numpy as np
 from poptransformer.backends.engine import DeviceInfo, Engine, random_weight
 from poptransformer.backends.xla.device_group import DeviceGroup
 from poptransformer.backends.xla.devices import cpu_name, pick_devices, use_compile_cache
+from poptransformer.backends.xla.huge_pages import use_huge_pages
 from poptransformer.backends.xla.lowering import Context
 from poptransformer.backends.xla.memory import drop_zeros, trim
 from poptransformer.backends.xla.program import Program
@@ -134,6 +135,8 @@ class XlaEngine(Engine):
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)
         trim()
+        if self.device.platform == "cpu":  # now, since trimming splits huge pages again
+            use_huge_pages(array for places in self._parameters.values() for array in places.values())
         return [choice for choice in context.choices.values() if choice.op != "loop"]
 
     def _create_states(self, states):
