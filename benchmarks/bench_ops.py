@@ -64,12 +64,21 @@ def parse_arguments():
     parser.add_argument("--isa", choices=["amx", "avx512", "avx2", "portable"], help="instead of the CPU's best")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--working-set", type=int, default=512, help="MiB that the calls of one program go over together")
+    parser.add_argument("--small-pages", action="store_true", help="leave weights in pages of 4 KiB, as XLA has them")
     parser.add_argument("--plain", action="store_true", help="beside the plain XLA lowering")
     return parser.parse_args()
 
 
 def measure(case, library, arguments, peaks):
     """Print a case's line."""
+    if not arguments.small_pages:
+        import jax
+
+        from poptransformer.backends.xla.huge_pages import use_huge_pages
+
+        thread = use_huge_pages(jax.live_arrays())  # as the engine does with weights
+        if thread:
+            thread.join()
     functions = [case.kernel] + ([case.plain] if arguments.plain else [])
     for function in functions:
         function(), function()  # compiles, then fills what it fills
