@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.ops.case import Case
 from poptransformer.backends.xla import linear as plain_linear
 from poptransformer.backends.xla import packed_linear as plain_packed
+from poptransformer.backends.xla.huge_pages import HugePages
 from poptransformer.backends.xla.lowering import Context
 from poptransformer.packing import BITS, DEFAULT_GROUP_SIZES, Packing
 
@@ -33,9 +34,11 @@ def case(library, size, kind, rows, working_set):
     count = max(2, -(-working_set // num_bytes))
     x = jax.random.normal(jax.random.key(0), (rows, size_in), dtype)
     if packing:
-        weights = [jax.device_put(packing.draw(i)) for i in range(count)]
+        weights = (packing.draw(i) for i in range(count))
     else:
-        weights = [jax.random.normal(jax.random.key(i), (size_out, size_in), dtype) * 0.02 for i in range(count)]
+        weights = (jax.random.normal(jax.random.key(i), (size_out, size_in), dtype) * 0.02 for i in range(count))
+    huge_pages, device = HugePages(), jax.local_devices()[0]  # where the engine has weights
+    weights = [huge_pages.place(weight, device) for weight in weights]
 
     def program(ops):
         context = Context("cpu", frozenset(ops), library.isa)

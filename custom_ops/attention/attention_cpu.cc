@@ -10,7 +10,7 @@
 //
 // Measured with 2 cores of a Xeon with AVX-512, decode of caches too large for its L3: 27 GB/s float32 and 21 GB/s bfloat16 at
 // H = 64, where a plain stream over memory in 4 KiB pages reads 29; prefill 170 to 270 GFLOP/s. Beside the plain XLA lowering:
-// benchmarks/ops/bench_attention.py.
+// benchmarks/bench_ops.py --op attention --plain.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

@@ -3,7 +3,7 @@
 // A sum is made by one thread in one order, whatever the cut and the number of rows, so that results do not depend on thread
 // counts, nor a row's on its neighbours.
 //
-// Measured: see benchmarks/ops/bench_linear.py, which times this beside XLA's own product.
+// Measured: see benchmarks/bench_ops.py, which times this beside XLA's own product.
 #include "linear/linear.h"
 
 #include <algorithm>

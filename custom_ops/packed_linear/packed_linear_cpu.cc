@@ -1,7 +1,7 @@
 // Cuts a call into runs of blocks for the thread pool. Few rows are quantised by the calling thread, so that there is one
 // parallel region; many rows by all of them, in a region before it.
 //
-// Measured: see benchmarks/ops/bench_packed_linear.py.
+// Measured: see benchmarks/bench_ops.py.
 #include "packed_linear/packed_linear.h"
 
 #include <algorithm>

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fuzz import fuzz_settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poptransformer import kv_cache
@@ -267,7 +268,7 @@ def test_rows_do_not_depend_on_their_neighbours(T, window):
         assert_same_bits(np.asarray(together.run_kernel(*alone)[0]), out[b : b + 1])
 
 
-@settings(max_examples=40, deadline=None)
+@fuzz_settings(40)
 @given(st.data())
 def test_any_shape(data):
     K = data.draw(st.integers(1, 3), "K")
