@@ -7,8 +7,8 @@ import pathlib
 # make a small product ten times as slow. Works because nothing has imported NumPy yet.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 NUM_DEVICES = 8  # virtual CPU devices of the test process; a program of one device takes the first
