@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.ops.case import Case
 from poptransformer.backends.xla import custom_ops
 from poptransformer.backends.xla.attention import plain_attention
-from poptransformer.kv_cache import CACHE_DTYPES, row_width
+from poptransformer.kv_cache import row_width
+from poptransformer.precision import CACHE_DTYPES
 
 FORMATS = tuple(CACHE_DTYPES)  # of the caches
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
@@ -55,7 +56,7 @@ def case(library, size, kind, rows, working_set):
     shape = SHAPES[size]
     dtype = DTYPES.get(kind, jnp.float32)
     cache_dtype = CACHE_DTYPES[kind]
-    cache_shape = (rows, shape.num_kv_heads, shape.capacity, row_width(cache_dtype, shape.head_dim))
+    cache_shape = (rows, shape.num_kv_heads, shape.capacity, row_width(shape.head_dim, cache_dtype))
     ends = shape.context + np.arange(1, shape.num_new + 1)
     seen = np.minimum(ends, shape.window or shape.capacity)
     if shape.is_prefix:

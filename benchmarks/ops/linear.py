@@ -11,7 +11,8 @@ from poptransformer.backends.xla import linear as plain_linear
 from poptransformer.backends.xla import packed_linear as plain_packed
 from poptransformer.backends.xla.huge_pages import HugePages
 from poptransformer.backends.xla.lowering import Context
-from poptransformer.packing import BITS, DEFAULT_GROUP_SIZES, Packing
+from poptransformer.packing import BITS, Packing
+from poptransformer.precision import precision
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 FORMATS = (*DTYPES, *BITS)
@@ -26,7 +27,7 @@ def case(library, size, kind, rows, working_set):
     """
     size_in, size_out = map(int, size.split("x"))
     if kind in BITS:
-        packing = Packing(kind, DEFAULT_GROUP_SIZES[kind], size_out, size_in)
+        packing = Packing(*precision(kind).packing, size_out, size_in)
         num_bytes, dtype = int(np.prod(packing.shape)), jnp.float32
     else:
         packing, dtype = None, DTYPES[kind]
