@@ -19,12 +19,13 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileSize = kTileRows * kTileInputs;  // values
 
 template <typename T>
-void RoundRow(const TileProductArgs& a, Bfloat16* rows, int64_t m) {
-  Bfloat16* out = rows + m / kTileRows * a.num_steps() * kTileSize + m % kTileRows * kTileInputs;
-  const T* const x = static_cast<const T*>(a.x) + m * a.in_features;
-  for (int64_t i = 0; i < a.in_features; i += kTileInputs, out += kTileSize) {
+void RoundRow(const void* all, int64_t stride, int64_t num_rows, int64_t in_features, Bfloat16* rows, int64_t m) {
+  const int64_t num_steps = (in_features + kTileInputs - 1) / kTileInputs;
+  Bfloat16* out = rows + m / kTileRows * num_steps * kTileSize + m % kTileRows * kTileInputs;
+  const T* const x = static_cast<const T*>(all) + m * stride;
+  for (int64_t i = 0; i < in_features; i += kTileInputs, out += kTileSize) {
     for (int64_t half = 0; half < kTileInputs; half += kLanes) {
-      const int64_t left = m < a.num_rows ? a.in_features - i - half : 0;
+      const int64_t left = m < num_rows ? in_features - i - half : 0;
       const Vec v = left >= kLanes ? Load(x + i + half)
                                    : left > 0 ? LoadPartial(x + i + half, static_cast<int>(left)) : Zero();
       StorePartial(out + half, v, kLanes);
@@ -32,60 +33,36 @@ void RoundRow(const TileProductArgs& a, Bfloat16* rows, int64_t m) {
   }
 }
 
-template <typename T>
-void StoreSums(const TileProductArgs& a, int64_t m, int64_t o, Vec y) {
-  const int64_t left = a.out_features - o;
-  StorePartial(static_cast<T*>(a.out) + m * a.out_features + o, y, static_cast<int>(left < kLanes ? left : kLanes));
-}
-
-template <typename T>
-Vec LoadBias(const TileProductArgs& a, int64_t o) {
-  const int64_t left = a.out_features - o;
-  return LoadPartial(static_cast<const T*>(a.bias) + o, static_cast<int>(left < kLanes ? left : kLanes));
-}
-
-Vec BiasOf(const TileProductArgs& a, int64_t o) {
-  if (a.bias == nullptr) return Zero();
-  switch (a.x_dtype) {
-    case DType::kFloat32:
-      return LoadBias<float>(a, o);
-    case DType::kBfloat16:
-      return LoadBias<Bfloat16>(a, o);
-    case DType::kFloat16:
-      return LoadBias<Float16>(a, o);
-  }
-  return Zero();
-}
-
 }  // namespace
 
-void RoundRows(const TileProductArgs& a, Bfloat16* rows, int64_t begin, int64_t end) {
+void RoundRows(const void* x, DType dtype, int64_t stride, int64_t num_rows, int64_t in_features, Bfloat16* rows, int64_t begin,
+               int64_t end) {
   for (int64_t m = begin; m < end; ++m) {
-    switch (a.x_dtype) {
+    switch (dtype) {
       case DType::kFloat32:
-        RoundRow<float>(a, rows, m);
+        RoundRow<float>(x, stride, num_rows, in_features, rows, m);
         break;
       case DType::kBfloat16:
-        RoundRow<Bfloat16>(a, rows, m);
+        RoundRow<Bfloat16>(x, stride, num_rows, in_features, rows, m);
         break;
       case DType::kFloat16:
-        RoundRow<Float16>(a, rows, m);
+        RoundRow<Float16>(x, stride, num_rows, in_features, rows, m);
         break;
     }
   }
 }
 
-void MultiplyPanels(const TileProductArgs& a, const Bfloat16* rows, int64_t block, int64_t num_blocks, const Bfloat16* panels,
-                    float* sums) {
+void MultiplyPanels(const Bfloat16* rows, int64_t num_steps, int64_t num_rows, int64_t out_features, int64_t block,
+                    int64_t num_blocks, const Bfloat16* panels, FinishSums finish, const void* context, float* sums) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
     config.row_bytes[tile] = 64;
     config.num_rows[tile] = 16;
   }
   _tile_loadconfig(&config);
-  const int64_t num_steps = a.num_steps(), panel_size = num_steps * kTileSize;
+  const int64_t panel_size = num_steps * kTileSize;
   constexpr int64_t kSumsBytes = kRowBlock * sizeof(float);
-  for (int64_t first = 0; first < a.num_rows; first += kRowBlock) {
+  for (int64_t first = 0; first < num_rows; first += kRowBlock) {
     const Bfloat16* const upper = rows + first / kTileRows * num_steps * kTileSize;
     const Bfloat16* const lower = upper + num_steps * kTileSize;
     _tile_zero(0);
@@ -116,25 +93,9 @@ void MultiplyPanels(const TileProductArgs& a, const Bfloat16* rows, int64_t bloc
     _tile_stored(1, sums + 16, kSumsBytes);
     _tile_stored(2, sums + 16 * kRowBlock, kSumsBytes);
     _tile_stored(3, sums + 16 * kRowBlock + 16, kSumsBytes);
-    const int64_t last = first + kRowBlock < a.num_rows ? first + kRowBlock : a.num_rows;
-    for (int64_t side = 0; side < num_blocks; ++side) {
-      const int64_t o = (block + side) * kPanelOutputs;
-      const Vec bias = BiasOf(a, o);
-      for (int64_t m = first; m < last; ++m) {
-        const Vec y = Add(Load(sums + (m - first) * kRowBlock + side * 16), bias);
-        switch (a.out_dtype) {
-          case DType::kFloat32:
-            StoreSums<float>(a, m, o, y);
-            break;
-          case DType::kBfloat16:
-            StoreSums<Bfloat16>(a, m, o, y);
-            break;
-          case DType::kFloat16:
-            StoreSums<Float16>(a, m, o, y);
-            break;
-        }
-      }
-    }
+    const int64_t o = block * kPanelOutputs, left = out_features - o;
+    const int64_t wide = num_blocks * kPanelOutputs;
+    finish(context, first, num_rows - first < kRowBlock ? num_rows - first : kRowBlock, o, left < wide ? left : wide, sums);
   }
   _tile_release();
 }

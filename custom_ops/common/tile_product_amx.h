@@ -11,14 +11,14 @@ namespace amx {
 
 constexpr int64_t kRowBlock = 32;  // rows of x that are multiplied together
 
-// Rows begin .. end of x as bfloat16, in tiles [M / 16, steps, 16, 32], zeros past I and past M: rows that lie a multiple of 4 KiB
-// apart would push each other out of the first-level cache.
-void RoundRows(const TileProductArgs& args, Bfloat16* rows, int64_t begin, int64_t end);
+using FinishSums = void (*)(const void* context, int64_t first_row, int64_t num_rows, int64_t first_output, int64_t num_outputs,
+                            const float* sums);
 
-// out[:, 16 * block .. 16 * (block + num_blocks)), one or two blocks, from their panels and all rounded rows, of which there are
-// whole blocks. `sums` has room for 32 * 32 floats.
-void MultiplyPanels(const TileProductArgs& args, const Bfloat16* rows, int64_t block, int64_t num_blocks,
-                    const Bfloat16* panels, float* sums);
+void RoundRows(const void* x, DType dtype, int64_t stride, int64_t num_rows, int64_t in_features, Bfloat16* rows, int64_t begin,
+               int64_t end);
+
+void MultiplyPanels(const Bfloat16* rows, int64_t num_steps, int64_t num_rows, int64_t out_features, int64_t block,
+                    int64_t num_blocks, const Bfloat16* panels, FinishSums finish, const void* context, float* sums);
 
 }  // namespace amx
 }  // namespace poptransformer

@@ -1,6 +1,6 @@
-// A program: what lies between the embedding and the logits of a decode step, or a part of it, as one call.
+// A program: what lies between the embedding and the logits of a decode step or a prompt, or a part of it, as one call.
 //
-// A step reads and writes rows of floats, one for each sequence. Steps that do not wait for each other form a phase; the phases
+// A step reads and writes rows of floats, one for each token: M = B * T of them, row b * T + t. Steps that do not wait for each other form a phase; the phases
 // follow each other inside one parallel region (common/phases.h), so that a step costs no call and no change of dtype, and the
 // threads go from one weight to the next without a stop. All values between steps are float32, whatever the dtype of the graph.
 //
@@ -10,10 +10,13 @@
 //   product   out = activation(x W^T + b) (* (x U^T + c)) (+ residual), x normed first if asked for: `multiply` is the second
 //             product of a gated MLP
 //   rope      a table of cosines and sines for the positions, [M, 2 * half]
-//   attention appends key and value to the caches and attends, T = 1; query and key are normed and turned first if asked for
+//   attention appends key and value to the caches and attends; with T = 1, query and key are normed and turned first if asked for
 //   map       out = f(in) or f(in, other), element by element
+//   round     out = in, normed first if asked for, as bfloat16 in tiles: what products multiply in tiled programs
+//   heads     out = the heads of in, normed and turned if asked for: what attention reads where T > 1
 //
-// Bound by reading each weight once.
+// With few rows a program is bound by reading each weight once. In a tiled one, for many rows, weights become bfloat16 panels
+// of the CPU's tile unit (common/tile_product.h), and products are bound by that.
 #ifndef POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_H_
 #define POPTRANSFORMER_CUSTOM_OPS_STEP_PROGRAM_STEP_PROGRAM_H_
 
@@ -25,7 +28,7 @@
 
 namespace poptransformer {
 
-constexpr int64_t kMaxProgramRows = 8;
+constexpr int64_t kMaxProgramRows = 8;  // where it is not tiled
 
 // Numbers of an argument of the call; none where data is null.
 struct Numbers {
@@ -58,7 +61,7 @@ struct Matrix {
   Numbers bias;  // [out_features]
 };
 
-enum class StepKind { kLoad, kStore, kEmbed, kNorm, kProduct, kRope, kAttention, kMap };
+enum class StepKind { kLoad, kStore, kEmbed, kNorm, kProduct, kRope, kAttention, kMap, kRound, kHeads };
 
 // The functions of `map`, and the activations of `product`. The order is known to backends/xla/step_program.py.
 enum class Function { kNone, kSilu, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid, kAdd, kSub, kMul };
@@ -79,25 +82,29 @@ struct Step {
   Matrix multiply;               // product; data is null for none
   Rows other;                    // product: residual. map: second operand
   int64_t prepared = 0;          // product: number of the x it multiplies; equal numbers, equal x
+  Bfloat16* tiles = nullptr;     // round: out. product of a tiled program: x
 
-  int64_t half = 0;              // rope, attention: pairs that turn; 0 for none
+  int64_t half = 0;              // rope, attention, heads: pairs that turn; 0 for none
   const float* inv_freq = nullptr;  // rope: [half]
   float scale = 0;               // rope: on the table. attention: on the scores
   bool is_interleaved = false;
 
-  Rows key, value, table;        // attention; query is `in`
+  Rows key, value, table;        // attention; query is `in`. heads: table
   Norm key_norm;                 // attention; query_norm is `norm`
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0, cache_size = 0, window = 0;
   CacheType cache_type = CacheType::kFloat32;
-  void* k_cache = nullptr;       // [M, K, S, CacheRow]
+  void* k_cache = nullptr;       // [B, K, S, CacheRow]
   void* v_cache = nullptr;
-  const int32_t* cache_len = nullptr;   // [M]
-  const int32_t* num_tokens = nullptr;  // [M], 0 or 1
+  const int32_t* cache_len = nullptr;    // [B]
+  const int32_t* num_tokens = nullptr;   // [B], 0 .. T
+  const int32_t* context_len = nullptr;  // [B] or null; where T > 1
   const float* alibi_slopes = nullptr;  // [N] or null
 };
 
 struct Program {
-  int64_t num_rows = 0;  // M
+  int64_t num_rows = 0;       // M
+  int64_t num_positions = 1;  // T
+  bool is_tiled = false;      // T > 1 and M > kMaxProgramRows only if so, and only where HasTiles()
   std::vector<Step> steps;
   std::vector<int64_t> phase_begin;  // step that each phase begins with, then the number of steps
 };

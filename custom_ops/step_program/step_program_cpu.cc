@@ -18,6 +18,7 @@
 #include "packed_linear/packed_linear_kernel.h"
 #include "step_program/step_program.h"
 #include "step_program/step_program_kernel.h"
+#include "step_program/step_program_tiles.h"
 
 namespace poptransformer {
 namespace {
@@ -103,6 +104,17 @@ AttentionArgs HeadArgs(const Step& s, int64_t row, int64_t kv_head) {
   return a;
 }
 
+// An attention step with T > 1, as a call of its own.
+AttentionArgs PromptArgs(const Program& program, const Step& s) {
+  AttentionArgs a = HeadArgs(s, 0, 0);
+  a.batch_size = program.num_rows / program.num_positions;
+  a.num_positions = program.num_positions;
+  a.num_kv_heads = s.num_kv_heads;
+  a.num_heads = s.num_heads;
+  a.context_len = s.context_len;
+  return a;
+}
+
 // The chunks of an attention step: those of row b are first_chunk[b] .. first_chunk[b + 1], equally many for each head.
 struct Chunks {
   static int64_t Size(const Step& s, int64_t row) {
@@ -130,6 +142,7 @@ struct Cut {
   int64_t first_task = 0, num_tasks = 0;
   float* partials = nullptr;              // attention: [chunks, partial floats]
   std::atomic<int32_t>* done = nullptr;   // attention: [M, K], chunks finished
+  PrefillPlan prompt;                     // attention with T > 1
 };
 
 // Kept between runs by the calling thread.
@@ -175,7 +188,13 @@ class Run {
   // ---- Sizes
 
   void Measure(const Step& s) {
-    if (s.kind == StepKind::kProduct) {
+    if (s.kind == StepKind::kRound) {
+      work_floats_ = std::max(work_floats_, kRowsPerTask * s.width);
+    } else if (s.kind == StepKind::kProduct && program_.is_tiled) {
+      work_floats_ = std::max(work_floats_, TileScratchFloats(s, num_rows_));
+    } else if (s.kind == StepKind::kAttention && program_.num_positions > 1) {
+      work_floats_ = std::max(work_floats_, MakePrefillPlan(PromptArgs(program_, s), true).scratch_floats);
+    } else if (s.kind == StepKind::kProduct) {
       int64_t floats = num_rows_ * RoundUp(s.matrix.in_features, 64);  // normed x
       if (s.matrix.bits) {
         floats += QuantizedFloats(PackedArgs(s.matrix, num_rows_, 0, 1, nullptr, nullptr));
@@ -194,7 +213,7 @@ class Run {
   void PlaceAttention() {
     int64_t most_partials = 0, num_heads = 0;
     for (const Step& s : program_.steps) {
-      if (s.kind != StepKind::kAttention) continue;
+      if (s.kind != StepKind::kAttention || program_.num_positions > 1) continue;
       most_partials = std::max(most_partials, Chunks::Count(s, num_rows_) * PartialFloats(s));
       num_heads += num_rows_ * s.num_kv_heads;
     }
@@ -232,7 +251,13 @@ class Run {
       const Step& s = program_.steps[i];
       Cut& cut = memory_.cuts[i];
       cut.first_task = next;
-      if (s.kind == StepKind::kProduct) {
+      if (s.kind == StepKind::kAttention && program_.num_positions > 1) {
+        cut.prompt = MakePrefillPlan(PromptArgs(program_, s), true);
+        cut.num_tasks = std::min(cut.prompt.num_tasks, kMaxPhaseTasks / (end - begin));
+      } else if (program_.is_tiled && s.kind != StepKind::kAttention) {
+        const int64_t count = s.kind == StepKind::kProduct ? NumTileTasks(s) : CeilDivide(num_rows_, kRowsPerTask);
+        cut.num_tasks = std::min(count, kMaxPhaseTasks / (end - begin));
+      } else if (s.kind == StepKind::kProduct) {
         cut.num_tasks = std::clamp<int64_t>(ProductBytes(s) / task_bytes, 1, std::max<int64_t>(1, NumBlocks(s)));
         cut.num_tasks = std::min(cut.num_tasks, kMaxPhaseTasks / (end - begin));
         work_floats_ = std::max(work_floats_, 2 * num_rows_ * (CeilDivide(NumBlocks(s), cut.num_tasks) + 1) * OutputsPerBlock(s));
@@ -255,23 +280,47 @@ class Run {
 
   void RunTask(const Step& s, const Cut& cut, int64_t task, int64_t member) const {
     float* const scratch = ThreadScratch(prepared_floats_ + work_floats_);
+    if (s.kind == StepKind::kAttention) {
+      if (program_.num_positions == 1) return Attend(s, cut, task, scratch + prepared_floats_);
+      const AttentionArgs a = PromptArgs(program_, s);
+      return ForRun(cut.prompt.num_tasks, cut, task, [&](int64_t i) { RunPrefillTask(a, cut.prompt, i, scratch); });
+    }
+    if (!program_.is_tiled) return s.kind == StepKind::kProduct ? Product(s, cut, task, member, scratch) : RunRow(s, task);
+    if (s.kind == StepKind::kProduct) {
+      return ForRun(NumTileTasks(s), cut, task, [&](int64_t i) { MultiplyTiles(s, kernels_.rows, num_rows_, i, scratch); });
+    }
+    ForRun(CeilDivide(num_rows_, kRowsPerTask), cut, task, [&](int64_t block) {
+      if (s.kind == StepKind::kRound) return RoundBlock(s, kernels_.rows, num_rows_, block, scratch);
+      const int64_t end = std::min((block + 1) * kRowsPerTask, num_rows_);
+      for (int64_t row = block * kRowsPerTask; row < end; ++row) RunRow(s, row);
+    });
+  }
+
+  // The task's equal share of `count` pieces.
+  template <typename Piece>
+  static void ForRun(int64_t count, const Cut& cut, int64_t task, const Piece& piece) {
+    for (int64_t i = count * task / cut.num_tasks; i < count * (task + 1) / cut.num_tasks; ++i) piece(i);
+  }
+
+  void RunRow(const Step& s, int64_t row) const {
     switch (s.kind) {
       case StepKind::kLoad:
-        return kernels_.rows.widen(s.numbers, task * s.width, s.width, s.out[task]);
+        return kernels_.rows.widen(s.numbers, row * s.width, s.width, s.out[row]);
       case StepKind::kStore:
-        return kernels_.rows.narrow(s.in[task], s.width, s.result_dtype, s.result, task * s.width);
+        return kernels_.rows.narrow(s.in[row], s.width, s.result_dtype, s.result, row * s.width);
       case StepKind::kEmbed:
-        return Embed(s, task);
+        return Embed(s, row);
       case StepKind::kNorm:
-        return kernels_.rows.norm(s.norm, s.in[task], s.width, s.out[task]);
-      case StepKind::kProduct:
-        return Product(s, cut, task, member, scratch);
+        return kernels_.rows.norm(s.norm, s.in[row], s.width, s.out[row]);
       case StepKind::kRope:
-        return Rope(s, task);
-      case StepKind::kAttention:
-        return Attend(s, cut, task, scratch + prepared_floats_);
+        return Rope(s, row);
       case StepKind::kMap:
-        return Map(s, task);
+        return Map(s, row);
+      case StepKind::kHeads:
+        for (int64_t i = 0; i < s.width; i += s.head_dim) TurnHead(s, s.norm, row, s.in[row] + i, s.out[row] + i);
+        return;
+      default:
+        return;  // steps of more than a row
     }
   }
 
@@ -353,17 +402,24 @@ class Run {
     float* const factors = sums + num_rows_ * n;
     Multiply(s.matrix, begin, end, prepared, sums);
     if (s.multiply.data) Multiply(s.multiply, begin, end, prepared, factors);
-    for (int64_t m = 0; m < num_rows_; ++m) {
-      const float* multiplier = nullptr;
-      if (s.multiply.data) {
-        multiplier = factors + m * n;
-        if (s.multiply.bias.data) {
-          kernels_.rows.finish(Function::kNone, multiplier, s.multiply.bias, begin, nullptr, nullptr, n, factors + m * n);
-        }
+    FinishArgs finish;
+    finish.num_rows = num_rows_;
+    finish.width = n;
+    finish.first = begin;
+    if (s.multiply.data) {
+      if (s.multiply.bias.data) {
+        finish.sums = finish.out = {factors, n};
+        finish.bias = s.multiply.bias;
+        kernels_.rows.finish(finish);
       }
-      kernels_.rows.finish(s.function, sums + m * n, s.matrix.bias, begin, multiplier,
-                           s.other.data ? s.other[m] + begin : nullptr, n, s.out[m] + begin);
+      finish.factors = {factors, n};
     }
+    finish.function = s.function;
+    finish.sums = {sums, n};
+    finish.bias = s.matrix.bias;
+    if (s.other.data) finish.residual = {s.other[0] + begin, s.other.stride};
+    finish.out = {s.out[0] + begin, s.out.stride};
+    kernels_.rows.finish(finish);
   }
 
   void Attend(const Step& s, const Cut& cut, int64_t task, float* scratch) const {

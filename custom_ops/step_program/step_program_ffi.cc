@@ -2,18 +2,22 @@
 //
 // The attribute `steps` is a row of integers, written by poptransformer/backends/xla/step_program.py:
 //
-//   rows M, floats of the arena, phases P, P + 1 steps that phases begin with (the last: the number of steps), then the steps
+//   rows M, new positions T, whether it is tiled, floats of the arena, phases P, P + 1 steps that phases begin with (the last: the number of steps), then the steps
 //   step      kind, width, then by kind
 //     load      NUMBERS, out VIEW
 //     store     in VIEW, result
 //     embed     MATRIX, ids, out VIEW
 //     norm      NORM, in VIEW, out VIEW
-//     product   in_features, in VIEW, NORM, function, MATRIX, MATRIX, residual VIEW, number of the prepared x, out VIEW
+//     product   in_features, in VIEW (TILES if it is tiled), NORM, function, MATRIX, MATRIX, residual VIEW, number of the prepared x, out VIEW
 //     rope      positions, inv_freq, scale, out VIEW
 //     attention half, is_interleaved, N, K, H, window, scale, in VIEW, key VIEW, value VIEW, table VIEW, NORM, NORM,
-//               k_cache, its result, v_cache, its result, cache_len, num_tokens, alibi_slopes or -1, out VIEW
+//               k_cache, its result, v_cache, its result, cache_len, num_tokens, context_len or -1, alibi_slopes or -1,
+//               out VIEW
 //     map       function, in VIEW, other VIEW, NUMBERS, out VIEW
+//     round     in VIEW, NORM, out TILES
+//     heads     half, is_interleaved, H, in VIEW, NORM, table VIEW, out VIEW
 //   VIEW      place, offset, stride: place -1 is the arena, 0 and more a float32 result; or only place -2 for none
+//   TILES     -1, offset in the arena, 0
 //   NUMBERS   an argument, or -1 for none
 //   NORM      kind, eps, NUMBERS, NUMBERS; or only kind 0
 //   MATRIX    argument, bits, group_size, first row, in_features, out_features, first of bias, bias NUMBERS; or only -1
@@ -26,8 +30,10 @@
 #include "attention/cache_type_ffi.h"
 #include "common/ffi_checks.h"
 #include "common/manifest.h"
+#include "common/tile_product.h"
 #include "packed_linear/packed_linear.h"
 #include "step_program/step_program.h"
+#include "step_program/step_program_tiles.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -43,11 +49,17 @@ class Reader {
   // The program's steps; see error().
   void Read(Program& program) {
     num_rows_ = program.num_rows = Next();
+    num_positions_ = program.num_positions = Next();
+    is_tiled_ = program.is_tiled = Next() != 0;
     arena_floats_ = Next();
     const int64_t num_phases = Next();
     program.steps.clear();
     program.phase_begin.clear();
-    if (!Check(num_rows_ > 0 && num_rows_ <= kMaxProgramRows, "1 to 8 rows") ||
+    const bool is_few = num_rows_ <= kMaxProgramRows && num_positions_ == 1;
+    if (!Check(num_rows_ > 0 && num_rows_ < int64_t{1} << 32 && num_positions_ > 0 && num_rows_ % num_positions_ == 0,
+               "rows of whole sequences") ||
+        !Check(is_tiled_ || is_few, "1 to 8 rows, one of each sequence") ||
+        !Check(!is_tiled_ || HasTiles(), "a CPU with tiles") ||
         !Check(arena_floats_ >= 0 && arena_floats_ < int64_t{1} << 40, "a size of the arena") ||
         !Check(num_phases >= 0 && num_phases < int64_t{1} << 20, "a number of phases")) {
       return;
@@ -144,6 +156,17 @@ class Reader {
     return {data + offset, stride};
   }
 
+  // Rows of `width` numbers in tiles.
+  Bfloat16* NextTiles(int64_t width) {
+    const int64_t place = Next(), offset = Next(), stride = Next();
+    const int64_t size = TileFloats(num_rows_, width);
+    if (!Check(place == -1 && stride == 0 && offset >= 0 && offset <= arena_floats_ && size <= arena_floats_ - offset,
+               "tiles inside the arena")) {
+      return nullptr;
+    }
+    return reinterpret_cast<Bfloat16*>(arena_ + offset);
+  }
+
   Norm NextNorm(int64_t width) {
     Norm norm;
     const int64_t kind = Next();
@@ -208,7 +231,7 @@ class Reader {
   void ReadStep(Step& s) {
     const int64_t kind = Next();
     s.width = Next();
-    if (!Check(kind >= 0 && kind <= static_cast<int64_t>(StepKind::kMap), "a kind of step") ||
+    if (!Check(kind >= 0 && kind <= static_cast<int64_t>(StepKind::kHeads), "a kind of step") ||
         !Check(s.width > 0 && s.width < int64_t{1} << 32, "a width")) {
       return;
     }
@@ -250,6 +273,23 @@ class Reader {
         Check(s.in.data && s.out.data, "an operand and a result");
         Check(s.function < Function::kAdd || s.other.data || s.numbers.data, "a second operand");
         break;
+      case StepKind::kRound:
+        s.in = NextView(s.width);
+        s.norm = NextNorm(s.width);
+        s.tiles = NextTiles(s.width);
+        Check(is_tiled_ && s.in.data && s.tiles, "a tiled program, an input and tiles");
+        break;
+      case StepKind::kHeads:
+        s.half = Next();
+        s.is_interleaved = Next() != 0;
+        s.head_dim = Next();
+        if (!Check(s.head_dim > 0 && s.width % s.head_dim == 0 && s.half >= 0 && 2 * s.half <= s.head_dim, "heads")) return;
+        s.in = NextView(s.width);
+        s.norm = NextNorm(s.head_dim);
+        s.table = NextView(2 * s.half);
+        s.out = NextView(s.width);
+        Check(s.in.data && s.out.data && (s.half == 0 || s.table.data), "an input, a table and a result");
+        break;
     }
   }
 
@@ -277,7 +317,12 @@ class Reader {
 
   void ReadProduct(Step& s) {
     const int64_t in_features = Next();
-    s.in = NextView(in_features);
+    if (!Check(in_features > 0 && in_features < int64_t{1} << 32, "a width")) return;
+    if (is_tiled_) {
+      s.tiles = NextTiles(in_features);
+    } else {
+      s.in = NextView(in_features);
+    }
     s.norm = NextNorm(in_features);
     s.function = NextFunction();
     s.matrix = NextMatrix();
@@ -286,7 +331,10 @@ class Reader {
     s.prepared = Next();
     s.out = NextView(s.width);
     Check(s.function < Function::kAdd, "an activation");
-    Check(s.in.data && s.out.data && s.matrix.data, "an input, a matrix and a result");
+    Check((s.in.data || s.tiles) && s.out.data && s.matrix.data, "an input, a matrix and a result");
+    Check(!is_tiled_ || (s.norm.kind == NormKind::kNone && (s.matrix.bits || s.matrix.dtype == DType::kBfloat16) &&
+                         (!s.multiply.data || s.multiply.bits || s.multiply.dtype == DType::kBfloat16)),
+          "rounded rows and a packed or bfloat16 matrix");
     Check(s.matrix.in_features == in_features && s.matrix.out_features == s.width, "a matrix that fits");
     if (s.multiply.data) {
       Check(s.multiply.in_features == in_features && s.multiply.out_features == s.width && s.multiply.bits == s.matrix.bits &&
@@ -317,19 +365,28 @@ class Reader {
     s.key_norm = NextNorm(s.head_dim);
     s.k_cache = NextCache(s);
     s.v_cache = NextCache(s);
-    s.cache_len = NextInts(num_rows_);
-    s.num_tokens = NextInts(num_rows_);
+    const int64_t batch_size = num_rows_ / num_positions_;
+    s.cache_len = NextInts(batch_size);
+    s.num_tokens = NextInts(batch_size);
+    s.context_len = NextInts(batch_size);
     s.alibi_slopes = NextFloats(s.num_heads);
     s.out = NextView(s.width);
     if (!Check(s.in.data && s.key.data && s.value.data && s.out.data && (s.half == 0 || s.table.data), "queries, keys, values") ||
         !Check(s.k_cache && s.v_cache && s.cache_len && s.num_tokens, "caches and lengths")) {
       return;
     }
-    for (int64_t b = 0; b < num_rows_; ++b) {
+    if (num_positions_ > 1 &&
+        !Check(s.half == 0 && s.norm.kind == NormKind::kNone && s.key_norm.kind == NormKind::kNone && s.in.stride == s.width &&
+                   s.out.stride == s.width && s.key.stride == kv_width && s.value.stride == kv_width,
+               "heads as the step of this name leaves them")) {
+      return;
+    }
+    for (int64_t b = 0; b < batch_size; ++b) {
       const int64_t cached = s.cache_len[b], tokens = s.num_tokens[b];
-      if (cached < 0 || tokens < 0 || tokens > 1 || cached + tokens > s.cache_size) {
+      if (cached < 0 || tokens < 0 || tokens > num_positions_ || cached + tokens > s.cache_size) {
         error_ = "row " + std::to_string(b) + ": cache_len " + std::to_string(cached) + " and num_tokens " +
-                 std::to_string(tokens) + " do not fit " + std::to_string(s.cache_size) + " cached positions and 1 new one";
+                 std::to_string(tokens) + " do not fit " + std::to_string(s.cache_size) + " cached positions and " +
+                 std::to_string(num_positions_) + " new " + (num_positions_ == 1 ? "one" : "ones");
       }
     }
   }
@@ -345,7 +402,7 @@ class Reader {
     const bool is_second = s.k_cache != nullptr;
     const int64_t width = CacheRow(*type, s.head_dim);
     if (!Check(!is_second || (s.cache_size == shape[2] && s.cache_type == *type), "two caches alike") ||
-        !Check(IsShape(shape, {num_rows_, s.num_kv_heads, shape[2], width}) && result->dimensions() == shape &&
+        !Check(IsShape(shape, {num_rows_ / num_positions_, s.num_kv_heads, shape[2], width}) && result->dimensions() == shape &&
                    result->element_type() == argument->element_type(),
                "a cache that fits the heads")) {
       return nullptr;
@@ -362,7 +419,8 @@ class Reader {
   const ffi::RemainingRets& results_;
   const ffi::Span<const int64_t> numbers_;
   size_t at_ = 0;
-  int64_t step_ = 0, num_rows_ = 0, arena_floats_ = 0;
+  int64_t step_ = 0, num_rows_ = 0, num_positions_ = 1, arena_floats_ = 0;
+  bool is_tiled_ = false;
   float* arena_ = nullptr;
   std::string error_;
 };

@@ -183,24 +183,26 @@ POPTRANSFORMER_INLINE void WithFunction(Function function, const Arguments&... a
 }
 
 template <Function kFunction>
-struct FinishRow {
-  static void Run(const float* sum, const Numbers& bias, int64_t first, const float* multiplier, const float* residual,
-                  int64_t n, float* out) {
-    ForVectors(n, [&](int64_t i, int lanes) {
-      Vec v = LoadLanes(sum + i, lanes);
-      if (bias.data) v = Add(v, LoadNumbers(bias, first + i, lanes));
-      v = Apply<kFunction>(v, v);
-      if (multiplier) v = Mul(v, LoadLanes(multiplier + i, lanes));
-      if (residual) v = Add(v, LoadLanes(residual + i, lanes));
-      StoreLanes(out + i, v, lanes);
-    });
+struct FinishRows {
+  static void Run(const FinishArgs& a) {
+    for (int64_t m = 0; m < a.num_rows; ++m) {
+      const float* const sums = a.sums.data + m * a.sums.stride;
+      const float* const factors = a.factors.data + m * a.factors.stride;
+      const float* const residual = a.residual.data + m * a.residual.stride;
+      float* const out = a.out.data + m * a.out.stride;
+      ForVectors(a.width, [&](int64_t i, int lanes) {
+        Vec v = LoadLanes(sums + i, lanes);
+        if (a.bias.data) v = Add(v, LoadNumbers(a.bias, a.first + i, lanes));
+        v = Apply<kFunction>(v, v);
+        if (a.factors.data) v = Mul(v, LoadLanes(factors + i, lanes));
+        if (a.residual.data) v = Add(v, LoadLanes(residual + i, lanes));
+        StoreLanes(out + i, v, lanes);
+      });
+    }
   }
 };
 
-void Finish(Function function, const float* sum, const Numbers& bias, int64_t first, const float* multiplier,
-            const float* residual, int64_t n, float* out) {
-  WithFunction<FinishRow>(function, sum, bias, first, multiplier, residual, n, out);
-}
+void Finish(const FinishArgs& args) { WithFunction<FinishRows>(args.function, args); }
 
 template <Function kFunction>
 struct MapRow {

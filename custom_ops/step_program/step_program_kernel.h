@@ -8,6 +8,15 @@
 
 namespace poptransformer {
 
+// out = function(sums + bias) * factors + residual, for rows of `width` numbers, outputs `first` and on of a product.
+struct FinishArgs {
+  Function function = Function::kNone;
+  int64_t num_rows = 0, width = 0, first = 0;
+  Rows sums, factors, residual;  // null for no factors, no residual
+  Numbers bias;                  // of all outputs
+  Rows out;
+};
+
 struct ProgramKernels {
   // Numbers [first, first + n) to floats, and floats to numbers.
   void (*widen)(const Numbers& numbers, int64_t first, int64_t n, float* out);
@@ -15,9 +24,7 @@ struct ProgramKernels {
   void (*norm)(const Norm& norm, const float* x, int64_t n, float* out);
   // Row `row` of a packed matrix, in_features floats.
   void (*unpack_row)(const Matrix& matrix, int64_t row, float* out);
-  // out = function(sum + bias[first ..]) * multiplier + residual; the last two may be null.
-  void (*finish)(Function function, const float* sum, const Numbers& bias, int64_t first, const float* multiplier,
-                 const float* residual, int64_t n, float* out);
+  void (*finish)(const FinishArgs& args);
   // A head: pairs turned by table = cosines [half], sines [half].
   void (*turn)(const float* x, int64_t dim, const float* table, int64_t half, bool is_interleaved, float* out);
   // out = function(a) or function(a, b); b may be null, then `number` stands for it.

@@ -189,7 +189,7 @@ class XlaEngine(Engine):
         trim()
         if len(self.groups) == 1:
             if "step_program" in context.custom_ops:
-                context.fusion = fuse(graph)
+                context.fusion = fuse(graph, library.has_tiles)
             self._programs[name] = Program(graph, self.groups[0], context)
         else:
             self._programs[name] = StagedProgram(graph, self.groups, context)

@@ -1,11 +1,13 @@
 """Fusion: runs of a graph's nodes become programs, so that model files stay plain equations.
 
-What a program takes, with T = 1 and at most 8 rows: embeddings, norms, linear and packed_linear, rope, attention, activations,
-sums and products of rows, and the reshapes and splits between them. Within a program
+What a program takes, of a decode step of at most 8 rows, or of any number of rows and positions where the CPU has tiles:
+embeddings, norms, linear and packed_linear, rope, attention, activations, sums and products of rows, and the reshapes and splits
+between them. Within a program
 
     a norm goes into the linears that read it          several linears of one input are one phase
     act(gate(x)) * up(x) is one step, as is act(up(x))  x + linear(y) adds in the linear
     norm and rope of query and key go into attention, which appends to its caches in place
+    in tiles, norms go into the rounding to bfloat16 that products share, and norm and rope of heads are steps of their own
 
 A decoder of the Llama or GPT-2 kind is one program from its embedding to the logits. A node that no program takes ends it if it
 needs something of it, and is computed before it otherwise; the reason is kept for reports.
@@ -19,7 +21,7 @@ import math
 
 import numpy as np
 
-from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, Slot, Step, StepProgram, View
+from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, RowCount, Slot, Step, StepProgram, View
 from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Graph, Node, Value, bfloat16
 from poptransformer.kv_cache import INT8
@@ -46,26 +48,30 @@ class Fusion:
     reasons: dict[Node, str]
 
 
-def fuse(graph: Graph) -> Fusion:
-    """Rewrite a graph and its loop bodies."""
+def fuse(graph: Graph, has_tiles: bool) -> Fusion:
+    """Rewrite a graph and its loop bodies.
+
+    Args:
+      has_tiles: whether the kernels multiply many rows in tiles.
+    """
     fusion = Fusion({}, {})
-    _fuse_one(graph, fusion)
+    _fuse_one(graph, has_tiles, fusion)
     for node in graph.walk():
         for attribute in node.attributes.values():
             if isinstance(attribute, Graph):
-                _fuse_one(attribute, fusion)
+                _fuse_one(attribute, has_tiles, fusion)
     return fusion
 
 
-def _fuse_one(graph, fusion):
+def _fuse_one(graph, has_tiles, fusion):
     uses = _count_uses(graph)
-    num_rows, why_none = _rows_of_graph(graph)
-    if num_rows is None:
+    rows, why_none = _rows_of_graph(graph, has_tiles)
+    if rows is None:
         fusion.nodes[graph] = graph.nodes
         fusion.reasons.update((node, why_none) for node in graph.nodes)
         return
-    attentions = _Attentions(graph, num_rows, uses)
-    done, segment = [], _Segment(num_rows, uses, attentions)
+    attentions = _Attentions(graph, rows, uses)
+    done, segment = [], _Segment(rows, uses, attentions)
     for node in graph.nodes:
         if node in attentions.absorbed:
             continue  # comes with its attention
@@ -77,7 +83,7 @@ def _fuse_one(graph, fusion):
             fusion.reasons[refused] = reason
             if segment.has_made(refused):
                 done += segment.close(fusion.reasons)
-                segment = _Segment(num_rows, uses, attentions)
+                segment = _Segment(rows, uses, attentions)
             done.append(refused)
     fusion.nodes[graph] = done + segment.close(fusion.reasons)
 
@@ -94,19 +100,23 @@ def _count_uses(graph):
     return uses
 
 
-def _rows_of_graph(graph):
-    """Rows that programs of a graph have, or None and the reason."""
+def _rows_of_graph(graph, has_tiles):
+    """The RowCount that programs of a graph have, or None and the reason."""
     attentions = [node for node in graph.nodes if node.op == "attention"]
     products = [node for node in graph.nodes if node.op in _PRODUCTS]
     if not products:
         return None, "no products here to fuse with"
     shape = attentions[0].inputs[0].shape if attentions else products[0].inputs[0].shape
     num_rows = math.prod(shape[:2]) if attentions else math.prod(shape[:-1])
-    if attentions and shape[1] != 1:
-        return None, f"{shape[1]} new positions, programs take 1"
-    if not 0 < num_rows <= MAX_ROWS:
-        return None, f"{num_rows} rows, programs take up to {MAX_ROWS}"
-    return num_rows, None
+    num_positions = shape[1] if attentions else 1
+    is_tiled = num_positions > 1 or num_rows > MAX_ROWS
+    if is_tiled and not has_tiles:
+        return None, f"{num_rows} rows, programs without tiles take one new position of up to {MAX_ROWS}"
+    if is_tiled and not attentions:
+        return None, f"{num_rows} rows without attention, programs take up to {MAX_ROWS}"
+    if num_rows == 0:
+        return None, "no rows"
+    return RowCount(num_rows, num_positions, is_tiled), None
 
 
 def _width(shape, num_rows):
@@ -139,18 +149,18 @@ class _Attentions:
       absorbed: all of those.
     """
 
-    def __init__(self, graph, num_rows, uses):
+    def __init__(self, graph, rows, uses):
         self.reasons, self.heads, self.nodes, self.absorbed = {}, {}, {}, set()
         self._producer = {value: node for node in graph.nodes for value in node.outputs}
         self._uses, self._order = uses, graph.nodes
         for node in graph.nodes:
             if node.op == "attention":
-                self.reasons[node] = self._match(node, num_rows)
+                self.reasons[node] = self._match(node, rows)
 
-    def _match(self, node, num_rows):
+    def _match(self, node, rows):
         query, key, value, k_cache, v_cache, *_ = node.inputs
-        if query.shape[:2] != (num_rows, 1):
-            return f"queries {query.spec} in a program of {num_rows} rows"
+        if query.shape[:2] != (rows.num_rows // rows.num_positions, rows.num_positions):
+            return f"queries {query.spec} in a program of {rows.num_rows} rows"
         if query.dtype not in _FLOATS or k_cache.dtype not in (*_FLOATS, FLOAT8, INT8):
             return f"queries in {query.dtype} with a cache in {k_cache.dtype}"
         if self._uses[k_cache] > 1 or self._uses[v_cache] > 1:
@@ -218,11 +228,11 @@ class _Segment:
     Values that nodes made are known as views of slots, or as something that waits for what goes into it.
     """
 
-    def __init__(self, num_rows, uses, attentions):
-        self._num_rows, self._uses, self._attentions = num_rows, uses, attentions
+    def __init__(self, rows, uses, attentions):
+        self._rows, self._num_rows, self._uses, self._attentions = rows, rows.num_rows, uses, attentions
         self._nodes, self._made, self._steps, self._caches = [], set(), [], []
         self._known = {}  # Value -> View, _Norm or _Product
-        self._loaded, self._tables, self._prepared, self._stored = {}, {}, {}, []
+        self._loaded, self._tables, self._prepared, self._tiles = {}, {}, {}, {}
 
     # ---- which nodes
 
@@ -252,6 +262,8 @@ class _Segment:
                 return f"a weight in {node.inputs[1].dtype}"
             if node.op == "packed_linear" and node.attributes["packing"].kind not in _PACKED:
                 return f"a weight in {node.attributes['packing'].kind}"
+            if self._rows.is_tiled and node.op == "linear" and {value.dtype for value in node.inputs[:2]} != {bfloat16}:
+                return f"a weight in {node.inputs[1].dtype} for {node.inputs[0].dtype}, tiles take packed ones and bfloat16"
             return self._not_rows((node.inputs[0], *node.outputs)) or self._made_inside(node.inputs[1:])
         if node.op in ("rms_norm", "layer_norm"):
             is_whole = _width(node.inputs[0].shape, self._num_rows) == node.inputs[0].shape[-1]
@@ -377,14 +389,17 @@ class _Segment:
 
     def _take_attention(self, node):
         query, key = self._attentions.heads[node]
-        value, k_cache, v_cache, cache_len, num_tokens, _, slopes = node.inputs[2:]
-        q, k, v = (self._view(x) for x in (query.value, key.value, value))
-        table, half, interleaved = None, 0, False
-        if query.rope:
-            table, half, interleaved = self._table(query.rope), query.rope[1].shape[0], query.rope[3]
+        value, k_cache, v_cache, cache_len, num_tokens, context_len, slopes = node.inputs[2:]
         num_heads, head_dim = node.inputs[0].shape[2:]
         num_kv_heads, capacity = k_cache.shape[1:3]
-        slot = Slot(num_heads * head_dim)
+        if self._rows.num_positions > 1:
+            q, k, v = (self._heads(head, head_dim) for head in (query, key, _Head(value, None, None)))
+            query, key = (dataclasses.replace(head, norm=None, rope=None) for head in (query, key))
+        else:
+            q, k, v = (self._view(x) for x in (query.value, key.value, value))
+            context_len = None  # one new position sees all before it
+        table, half, interleaved = self._turning(query.rope)
+        slot = Slot(num_heads * head_dim, "dense" if self._rows.num_positions > 1 else "rows")
         window = min(node.attributes["window"] or 0, capacity)
         caches = list(zip((k_cache, v_cache), node.outputs[1:], strict=True))
 
@@ -398,13 +413,32 @@ class _Segment:
             for old, new in caches:
                 program.write_value(old)
                 program.write_result(new)
-            for given in (cache_len, num_tokens, slopes):
+            for given in (cache_len, num_tokens, context_len, slopes):
                 program.write_value(given)
             program.write_slot(slot)
 
         self._caches += caches
         reads = (q, k, v) if table is None else (q, k, v, table)
         self._add("attention", slot.width, reads, slot, write, node.outputs[0])
+
+    def _heads(self, head, head_dim):
+        """All heads of a query, key or value, normed and turned, row after row as attention over many positions reads them."""
+        x = self._view(head.value)
+        table, half, interleaved = self._turning(head.rope)
+        slot = Slot(x.width, "dense")
+
+        def write(program):
+            program.write_ints(half, interleaved, head_dim)
+            program.write_view(x)
+            program.write_norm(head.norm)
+            program.write_view(table)
+            program.write_slot(slot)
+
+        return self._add("heads", x.width, (x,) if table is None else (x, table), slot, write)
+
+    def _turning(self, rope):
+        """Table of cosines and sines, pairs that turn, whether these are neighbours."""
+        return (self._table(rope), rope[1].shape[0], rope[3]) if rope else (None, 0, False)
 
     # ---- steps
 
@@ -454,6 +488,8 @@ class _Segment:
         known = self._known.get(product.x)
         norm = known.norm if isinstance(known, _Norm) else None
         x = self._view(known.x if norm else product.x)
+        if self._rows.is_tiled:
+            x, norm = self._rounded(x, norm), None
         slot = Slot(product.matrix.out_features)
         prepared = self._prepared.setdefault((x, norm, product.matrix.form), len(self._prepared))
 
@@ -469,6 +505,19 @@ class _Segment:
             program.write_slot(slot)
 
         return self._add("product", slot.width, (x,) if residual is None else (x, residual), slot, write, value)
+
+    def _rounded(self, x, norm):
+        """x, normed if asked for, in tiles; for all products that multiply it."""
+        if (x, norm) not in self._tiles:
+            slot = Slot(x.width, "tiles")
+
+            def write(program):
+                program.write_view(x)
+                program.write_norm(norm)
+                program.write_slot(slot)
+
+            self._tiles[x, norm] = self._add("round", x.width, (x,), slot, write)
+        return self._tiles[x, norm]
 
     def _map(self, node, function, first, second):
         is_number = second is not None and second.shape != node.outputs[0].shape
@@ -516,7 +565,7 @@ class _Segment:
                 view.slot.result = value
             else:
                 self._store(value, view)
-        program = StepProgram(self._num_rows, self._steps, outputs, self._caches, self._nodes)
+        program = StepProgram(self._rows, self._steps, outputs, self._caches, self._nodes)
         return [Node(STEP_PROGRAM, tuple(program.inputs), {"program": program}, tuple(program.outputs), self._nodes[0].scope)]
 
     def _is_loaded(self, slot):

@@ -1,8 +1,8 @@
 """Step programs: steps on rows of float32 that one kernel runs in one parallel region.
 
 custom_ops/step_program/step_program.h says what steps mean. `fuse` makes them from nodes of a graph; here they are put in
-phases, get places for their values, and are written as the row of integers that the kernel reads. Rows are those of a decode
-step: M = B, at most 8.
+phases, get places for their values, and are written as the row of integers that the kernel reads. A row is a token: M = B of a
+decode step, M = B * T of a prompt. Up to 8 are multiplied with weights as they are read; more of them in tiles, as bfloat16.
 """
 
 from __future__ import annotations
@@ -13,24 +13,53 @@ import numpy as np
 
 from poptransformer.graph import Value
 
-MAX_ROWS = 8  # kMaxProgramRows in custom_ops/step_program/step_program.h
-KINDS = ("load", "store", "embed", "norm", "product", "rope", "attention", "map")  # StepKind, in its order
+MAX_ROWS = 8  # without tiles; kMaxProgramRows in custom_ops/step_program/step_program.h
+KINDS = ("load", "store", "embed", "norm", "product", "rope", "attention", "map", "round", "heads")  # StepKind, in its order
 FUNCTIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid", "add", "sub", "mul")  # Function
 NORMS = ("none", "rms_norm", "layer_norm")  # NormKind
 _ALIGN = 16  # floats: a cache line
+_TILE = 32  # rows, and numbers of a row, that tiles hold whole multiples of
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCount:
+    """The rows of a program.
+
+    Attributes:
+      num_rows: M.
+      num_positions: T, new positions of each sequence.
+      is_tiled: whether its products are made in tiles.
+    """
+
+    num_rows: int
+    num_positions: int = 1
+    is_tiled: bool = False
 
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """M rows of float32 that one step writes.
+    """M rows of numbers that one step writes.
 
     Attributes:
-      width: floats of a row.
+      width: numbers of a row.
+      form: "rows" of float32, each at a cache line of its own; "dense", one after the other; or "tiles", in bfloat16.
       result: the Value whose array it is, or None where it lives in the arena.
     """
 
     width: int
+    form: str = "rows"
     result: Value | None = None
+
+    @property
+    def stride(self):
+        """Floats from one row to the next; 0 for tiles."""
+        return {"rows": _round_up(self.width, _ALIGN), "dense": self.width, "tiles": 0}[self.form]
+
+    def num_floats(self, num_rows):
+        """What it takes of the arena."""
+        if self.form == "tiles":
+            return _round_up(num_rows, _TILE) * _round_up(self.width, _TILE) // 2
+        return _round_up(num_rows * self.stride, _ALIGN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +130,16 @@ class StepProgram:
       nodes: the nodes of the graph that it computes.
     """
 
-    def __init__(self, num_rows, steps, outputs, caches, nodes):
+    def __init__(self, rows: RowCount, steps, outputs, caches, nodes):
         """outputs: Values that slots or stores hold; caches: pairs (old, new)."""
         self.nodes = nodes
         self.outputs = [*outputs, *(new for _, new in caches)]
         self.inputs = []
         self._argument, self._result = {}, {value: i for i, value in enumerate(self.outputs)}
-        phases = _phases(steps)
-        self._place, arena = _places(phases, num_rows)
+        phases = _phases(_wanted(steps))
+        self._place, arena = _places(phases, rows.num_rows)
         begins = np.cumsum([0, *map(len, phases)]).tolist()
-        self._numbers = [num_rows, arena, len(phases), *begins]
+        self._numbers = [rows.num_rows, rows.num_positions, int(rows.is_tiled), arena, len(phases), *begins]
         for step in (step for phase in phases for step in phase):
             self._numbers += [KINDS.index(step.kind), step.width]
             step.write(self)
@@ -145,7 +174,7 @@ class StepProgram:
         elif view.slot.result is not None:
             self._numbers += [self._result[view.slot.result], view.offset, view.slot.width]
         else:
-            self._numbers += [-1, self._place[view.slot] + view.offset, _stride(view.slot)]
+            self._numbers += [-1, self._place[view.slot] + view.offset, view.slot.stride]
 
     def write_slot(self, slot):
         """Where a whole slot lies."""
@@ -169,6 +198,16 @@ class StepProgram:
             self.write_value(matrix.bias)
 
 
+def _wanted(steps):
+    """Those that something comes of: a result, a cache, or the input of one that is wanted."""
+    wanted, read = [], set()
+    for step in reversed(steps):
+        if step.out is None or step.out.result is not None or step.kind == "attention" or step.out in read:
+            wanted.append(step)
+            read.update(view.slot for view in step.reads)
+    return wanted[::-1]
+
+
 def _phases(steps):
     """Lists of steps: each step in the first phase after all that it reads is there."""
     phase_of, phases = {}, []
@@ -182,8 +221,8 @@ def _phases(steps):
     return phases
 
 
-def _stride(slot):
-    return -(-slot.width // _ALIGN) * _ALIGN
+def _round_up(number, multiple):
+    return -(-number // multiple) * multiple
 
 
 def _places(phases, num_rows):
@@ -196,16 +235,17 @@ def _places(phases, num_rows):
     for number, phase in enumerate(phases):
         for slot in [slot for slot in live if last_read.get(slot, -1) < number]:
             live.remove(slot)
-            free.setdefault(_stride(slot), []).append(places[slot])
+            free.setdefault(slot.num_floats(num_rows), []).append(places[slot])
         for step in phase:
             slot = step.out
             if slot is None or slot.result is not None:
                 continue
-            same_size = free.get(_stride(slot))
+            num_floats = slot.num_floats(num_rows)
+            same_size = free.get(num_floats)
             if same_size:
                 places[slot] = same_size.pop()
             else:
-                places[slot], size = size, size + num_rows * _stride(slot)
+                places[slot], size = size, size + num_floats
             live.append(slot)
     return places, size
 
