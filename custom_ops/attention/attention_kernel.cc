@@ -369,6 +369,7 @@ void DecodeMerge(const AttentionArgs& a, int64_t row, int64_t kv_head, const flo
 
 constexpr int kBlockRows = kLanes == 4 ? 4 : 6;
 constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
+constexpr int64_t kMaxTileQueries = 64;
 constexpr int64_t kKeyBlock = 96;  // positions: a multiple of kBlockRows; keys, values and scores of a block stay in L2
 
 int64_t PrefillScratchFloats(const AttentionArgs& a) {
@@ -622,7 +623,8 @@ void PrefillTileAny(const AttentionArgs& a, const PrefillTile& tile, float* scra
 }  // namespace
 
 AttentionKernels Attention() {
-  return {DecodeScratchFloats, DecodePartialFloats, DecodeChunkAny, DecodeMerge, PrefillScratchFloats, PrefillTileAny};
+  return {DecodeScratchFloats, DecodePartialFloats, DecodeChunkAny, DecodeMerge,
+          {kMaxTileQueries, PrefillScratchFloats, PrefillTileAny}};
 }
 
 }  // namespace POPTRANSFORMER_ISA_NAMESPACE
