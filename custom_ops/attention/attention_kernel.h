@@ -41,6 +41,10 @@ struct AttentionKernels {
   PrefillKernels prefill;
 };
 
+// Prefill with operands rounded to bfloat16, only where HasTiles().
+namespace amx {
+PrefillKernels Prefill();
+}
 namespace avx512 {
 AttentionKernels Attention();
 }

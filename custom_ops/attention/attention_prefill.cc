@@ -10,6 +10,7 @@
 
 #include "common/cpu_features.h"
 #include "common/thread_pool.h"
+#include "common/tile_product.h"
 
 namespace poptransformer {
 namespace {
@@ -20,7 +21,12 @@ constexpr int64_t kLeastQueries = 16;  // of a tile
 
 int64_t CeilDivide(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
 
-PrefillKernels ChooseKernels() {
+PrefillKernels ChooseKernels(const AttentionArgs& a) {
+#if defined(POPTRANSFORMER_BUILDS_AMX)
+  if ((a.allow_bfloat16 || a.dtype == DType::kBfloat16) && HasTiles()) return amx::Prefill();
+#else
+  (void)a;
+#endif
   static const PrefillKernels kernels = POPTRANSFORMER_SELECT_ISA(Attention).prefill;
   return kernels;
 }
@@ -47,7 +53,7 @@ PrefillPlan MakePrefillPlan(const AttentionArgs& a) {
   }
 
   PrefillPlan plan;
-  plan.kernels = ChooseKernels();
+  plan.kernels = ChooseKernels(a);
   plan.is_serial = multiply_adds < kSerialMultiplyAdds;
   // Large tiles share the conversion of keys and values; smaller ones where threads would have nothing to do.
   const int64_t wanted_tiles = plan.is_serial ? 1 : 2 * NumThreads();
