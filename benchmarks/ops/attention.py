@@ -14,7 +14,7 @@ from poptransformer.backends.xla.attention import plain_attention
 from poptransformer.kv_cache import row_width
 from poptransformer.precision import CACHE_DTYPES
 
-FORMATS = tuple(CACHE_DTYPES)  # of the caches
+FORMATS = tuple(CACHE_DTYPES)  # of the caches; those of bytes as beside packed weights, with float32 activations
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
@@ -78,6 +78,12 @@ def case(library, size, kind, rows, working_set):
         "alibi_slopes": slopes if shape.use_slopes else None,
     }
 
+    allow_bfloat16 = kind not in DTYPES
+    has_tiles = not is_decode and (allow_bfloat16 or dtype == jnp.bfloat16)
+
+    def kernel(*inputs, **options):
+        return custom_ops.attention(*inputs, **options, allow_bfloat16=allow_bfloat16)
+
     def program(attention):
         state = [[tuple(jnp.zeros(cache_shape, cache_dtype) for _ in range(2)) for _ in range(layers)]]
 
@@ -104,4 +110,5 @@ def case(library, size, kind, rows, working_set):
     flops = 4 * rows * int(seen.sum()) * shape.num_heads * shape.head_dim
     name = f"attention {kind}, {size}: {shape.num_heads} heads of {shape.head_dim}, {shape.num_kv_heads} for keys, "
     name += f"{rows} rows, {shape.num_new} new after {shape.context}"
-    return Case(name, program(custom_ops.attention), program(plain_attention), layers, num_bytes, flops)
+    peaks = ("fp32", "bf16 tiles") if has_tiles else ("fp32",)
+    return Case(name, program(kernel), program(plain_attention), layers, num_bytes, flops, peaks)

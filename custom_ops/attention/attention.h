@@ -8,8 +8,9 @@
 //
 // where s is visible if (s <= p or s < context_len[b]) and p - s < window and s < cache_len[b] + num_tokens[b]. The new tokens
 // above p that a context makes visible are those of this call. out[b, t] = 0, nothing written, for t >= num_tokens[b]. Scores,
-// softmax and sums are float32. A key or value that is not finite may spoil all of its row's queries in the same call, no other
-// row, and no call that does not see it.
+// softmax and sums are float32. Prefill of bfloat16, or where it is allowed, rounds queries, keys, values and weights to bfloat16
+// to multiply them if the CPU has tiles. A key or value that is not finite may spoil all of its row's queries in the same call,
+// no other row, and no call that does not see it.
 #ifndef POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
 #define POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_H_
 
@@ -59,6 +60,7 @@ struct AttentionArgs {
   const int32_t* context_len;   // [B], any numbers, or null for 0
   const float* alibi_slopes;  // [N], or null for 0
   void* out;               // [B, T, N, H]
+  bool allow_bfloat16 = false;  // of other dtypes: prefill may round what it multiplies to bfloat16
 };
 
 void Attention(const AttentionArgs& args);

@@ -1,24 +1,23 @@
-// Cuts a call into tasks for the thread pool: one parallel region a call, no barrier inside.
+// Cuts a call into tasks for the thread pool: one parallel region a call, no barrier inside. How prefill (T > 1) is cut is in
+// attention_prefill.cc.
 //
 // Decode (T = 1): the cache of each (row, kv head) in chunks of kDecodeChunk positions, tasks being equal runs of chunks. The
 // task with the chunk of the new position appends it; whoever finishes a head's last chunk joins the partial results, in order.
 // A window cuts the first chunk short and leaves those before it out.
-// Prefill: tiles of up to kMaxTileQueries queries, longest contexts first. A tile appends its own tokens and reads other new
-// tokens from key and value, not from the cache, so that it waits for no other tile.
 //
-// Bytes moved: decode 2 * visible positions * K * H * sizeof(cache) a row; prefill the same once for every tile.
+// Bytes moved by decode: 2 * visible positions * K * H * sizeof(cache) a row.
 //
 // Measured with 2 cores of a Xeon with AVX-512, decode of caches too large for its L3: 27 GB/s float32 and 21 GB/s bfloat16 at
-// H = 64, where a plain stream over memory in 4 KiB pages reads 29; prefill 170 to 270 GFLOP/s. Beside the plain XLA lowering:
+// H = 64, where a plain stream over memory in 4 KiB pages reads 29. Beside the plain XLA lowering:
 // benchmarks/bench_ops.py --op attention --plain.
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "attention/attention.h"
 #include "attention/attention_kernel.h"
+#include "attention/attention_prefill.h"
 #include "common/cpu_features.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
@@ -27,18 +26,11 @@ namespace poptransformer {
 namespace {
 
 // Less than this is done sooner by one thread than a parked one takes to wake.
-constexpr int64_t kSerialBytes = 96 << 10;           // of cache read, decode
-constexpr int64_t kTaskBytes = 48 << 10;             // per task at least, decode
-constexpr int64_t kSerialMultiplyAdds = 400'000;     // prefill
+constexpr int64_t kSerialBytes = 96 << 10;           // of cache read
+constexpr int64_t kTaskBytes = 48 << 10;             // per task at least
 constexpr int64_t kTasksPerThread = 4;               // evens out cores that other processes slow down
 
 int64_t CeilDivide(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
-
-void ZeroTokens(const AttentionArgs& a, int64_t row, int64_t first_token) {
-  const int64_t token_bytes = a.num_heads * a.head_dim * ByteWidth(a.dtype);
-  char* const out = static_cast<char*>(a.out) + row * a.num_positions * token_bytes;
-  std::memset(out + first_token * token_bytes, 0, (a.num_positions - first_token) * token_bytes);
-}
 
 // The first position that a query at `position` sees.
 int64_t WindowBegin(const AttentionArgs& a, int64_t position) {
@@ -133,49 +125,10 @@ void Decode(const AttentionArgs& a, const AttentionKernels& kernels) {
   });
 }
 
-void Prefill(const AttentionArgs& a, const AttentionKernels& kernels) {
-  const int64_t group = a.num_heads / a.num_kv_heads;
-  int64_t most_tokens = 0;
-  double multiply_adds = 0;
-  for (int64_t b = 0; b < a.batch_size; ++b) {
-    const int64_t tokens = a.num_tokens[b];
-    most_tokens = std::max(most_tokens, tokens);
-    double visible = a.cache_len[b] + 0.5 * tokens;  // of a query, about
-    if (a.window > 0) visible = std::min<double>(visible, a.window);
-    if (a.context_len) visible = std::max<double>(visible, std::min(int64_t{a.context_len[b]}, a.cache_len[b] + tokens));
-    multiply_adds += 2.0 * tokens * visible * a.num_heads * a.head_dim;
-  }
-
-  // Large tiles share the widening of keys and values; smaller ones where threads would have nothing to do.
-  const bool is_serial = multiply_adds < kSerialMultiplyAdds;
-  const int64_t wanted_tiles = is_serial ? 1 : 2 * NumThreads();
-  int64_t tile_heads = 0, tile_tokens = 0, head_tiles = 0, token_tiles = 0;
-  for (int64_t queries = kMaxTileQueries; queries >= 16; queries /= 2) {
-    tile_heads = std::min(group, queries);
-    tile_tokens = queries / tile_heads;
-    head_tiles = CeilDivide(group, tile_heads);
-    token_tiles = CeilDivide(most_tokens, tile_tokens);
-    if (a.batch_size * a.num_kv_heads * head_tiles * token_tiles >= wanted_tiles) break;
-  }
-
-  const int64_t scratch_floats = kernels.prefill_scratch_floats(a);
-  const int64_t tiles_per_step = a.batch_size * a.num_kv_heads * head_tiles;
-  const int64_t num_tiles = tiles_per_step * token_tiles;
-  Run(num_tiles + a.batch_size, is_serial, [&](int64_t task) {
-    if (task >= num_tiles) {
-      const int64_t b = task - num_tiles;
-      return ZeroTokens(a, b, a.num_tokens[b]);
-    }
-    PrefillTile tile;
-    tile.first_token = (token_tiles - 1 - task / tiles_per_step) * tile_tokens;
-    tile.first_head = task % head_tiles * tile_heads;
-    tile.kv_head = task / head_tiles % a.num_kv_heads;
-    tile.row = task / (head_tiles * a.num_kv_heads) % a.batch_size;
-    tile.num_heads = std::min(tile_heads, group - tile.first_head);
-    tile.num_tokens = std::min(tile_tokens, a.num_tokens[tile.row] - tile.first_token);
-    if (tile.num_tokens <= 0) return;
-    kernels.prefill_tile(a, tile, ThreadScratch(scratch_floats));
-  });
+void Prefill(const AttentionArgs& a) {
+  const PrefillPlan plan = MakePrefillPlan(a);
+  Run(plan.num_tasks, plan.is_serial,
+      [&](int64_t task) { RunPrefillTask(a, plan, task, ThreadScratch(plan.scratch_floats)); });
 }
 
 }  // namespace
@@ -186,7 +139,7 @@ void Attention(const AttentionArgs& a) {
   if (a.num_positions == 1) {
     Decode(a, kernels);
   } else {
-    Prefill(a, kernels);
+    Prefill(a);
   }
 }
 

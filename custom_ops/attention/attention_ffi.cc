@@ -23,7 +23,8 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
                         ffi::AnyBuffer v_cache, ffi::Buffer<ffi::S32> cache_len, ffi::Buffer<ffi::S32> num_tokens,
                         ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::F32> alibi_slopes,
                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_k_cache,
-                        ffi::Result<ffi::AnyBuffer> new_v_cache, float scale, int64_t window) {
+                        ffi::Result<ffi::AnyBuffer> new_v_cache, float scale, int64_t window,
+                        bool allow_bfloat16) {
   const Shape q = query.dimensions(), k = key.dimensions(), c = k_cache.dimensions();
   if (q.size() != 4 || k.size() != 4 || c.size() != 4) {
     return Invalid("query [B, T, N, H], key [B, T, K, H] and k_cache [B, K, S, H] (H + 4 for int8) have 4 axes each; got " + ShapeText(q) +
@@ -110,6 +111,7 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
   }
   a.scale = scale;
   a.window = window;
+  a.allow_bfloat16 = allow_bfloat16;
   a.context_len = has_context ? context_len.typed_data() : nullptr;
   a.alibi_slopes = has_slopes ? alibi_slopes.typed_data() : nullptr;
   a.query = query.untyped_data();
@@ -124,7 +126,7 @@ ffi::Error AttentionFfi(ffi::AnyBuffer query, ffi::AnyBuffer key, ffi::AnyBuffer
 
 }  // namespace
 
-POPTRANSFORMER_LIST_OP(attention, 3);
+POPTRANSFORMER_LIST_OP(attention, 4);
 
 }  // namespace poptransformer
 
@@ -144,5 +146,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, poptransformer::AttentionFfi,
                                   .Ret<ffi::AnyBuffer>()         // k_cache, aliased to the argument
                                   .Ret<ffi::AnyBuffer>()         // v_cache, aliased to the argument
                                   .Attr<float>("scale")
-                                  .Attr<int64_t>("window"));  // 0 for none
+                                  .Attr<int64_t>("window")  // 0 for none
+                                  .Attr<bool>("allow_bfloat16"));
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// Decode chunks and prefill tiles; compiled once per instruction set, see simd.h.
+// Decode chunks and prefill tiles in float32; compiled once per instruction set, see simd.h.
 //
 // Decode is bound by reading the cache, so a chunk reads each key and value once for all G = N / K query heads: dot products in
 // blocks of kLanes positions that end in one vector of sums, softmax over the chunk, then the weighted values in registers.
@@ -13,44 +13,12 @@
 #include "attention/attention_kernel.h"
 
 #include "attention/attention_rows.h"
+#include "attention/attention_tokens.h"
 #include "common/simd_bytes.h"
 
 namespace poptransformer {
 namespace POPTRANSFORMER_ISA_NAMESPACE {
 namespace {
-
-POPTRANSFORMER_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
-POPTRANSFORMER_INLINE int64_t Larger(int64_t a, int64_t b) { return a < b ? b : a; }
-POPTRANSFORMER_INLINE int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-POPTRANSFORMER_INLINE int64_t PaddedDim(const AttentionArgs& a) { return RoundUp(a.head_dim, kLanes); }
-POPTRANSFORMER_INLINE int64_t GroupSize(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
-
-// ---- Where things lie -----------------------------------------------------------------------------------------------
-
-POPTRANSFORMER_INLINE int64_t TokenOffset(const AttentionArgs& a, int64_t row, int64_t token, int64_t heads, int64_t head) {
-  return ((row * a.num_positions + token) * heads + head) * a.head_dim;
-}
-
-POPTRANSFORMER_INLINE int64_t CacheOffset(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t position) {
-  return ((row * a.num_kv_heads + kv_head) * a.cache_size + position) * CacheRow(a.cache_type, a.head_dim);
-}
-
-// Writes key and value of one new token into the caches; `line` has room for H floats.
-void AppendToken(const AttentionArgs& a, int64_t row, int64_t kv_head, int64_t token, float* line) {
-  const int64_t from = TokenOffset(a, row, token, a.num_kv_heads, kv_head);
-  const int64_t to = CacheOffset(a, row, kv_head, a.cache_len[row] + token);
-  if (AsCacheType(a.dtype) == a.cache_type) {
-    const int64_t width = ByteWidth(a.dtype);
-    const int64_t bytes = a.head_dim * width;
-    memcpy(static_cast<char*>(a.k_cache) + to * width, static_cast<const char*>(a.key) + from * width, bytes);
-    memcpy(static_cast<char*>(a.v_cache) + to * width, static_cast<const char*>(a.value) + from * width, bytes);
-    return;
-  }
-  WidenFrom(a.dtype, a.key, from, a.head_dim, 1.0f, line);
-  StoreCacheRow(a.cache_type, line, a.head_dim, a.k_cache, to);
-  WidenFrom(a.dtype, a.value, from, a.head_dim, 1.0f, line);
-  StoreCacheRow(a.cache_type, line, a.head_dim, a.v_cache, to);
-}
 
 // ---- Decode ---------------------------------------------------------------------------------------------------------
 
@@ -369,6 +337,7 @@ void DecodeMerge(const AttentionArgs& a, int64_t row, int64_t kv_head, const flo
 
 constexpr int kBlockRows = kLanes == 4 ? 4 : 6;
 constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
+constexpr int64_t kMaxTileQueries = 64;
 constexpr int64_t kKeyBlock = 96;  // positions: a multiple of kBlockRows; keys, values and scores of a block stay in L2
 
 int64_t PrefillScratchFloats(const AttentionArgs& a) {
@@ -622,7 +591,8 @@ void PrefillTileAny(const AttentionArgs& a, const PrefillTile& tile, float* scra
 }  // namespace
 
 AttentionKernels Attention() {
-  return {DecodeScratchFloats, DecodePartialFloats, DecodeChunkAny, DecodeMerge, PrefillScratchFloats, PrefillTileAny};
+  return {DecodeScratchFloats, DecodePartialFloats, DecodeChunkAny, DecodeMerge,
+          {kMaxTileQueries, PrefillScratchFloats, PrefillTileAny}};
 }
 
 }  // namespace POPTRANSFORMER_ISA_NAMESPACE

@@ -1,4 +1,4 @@
-// Rows of H numbers as buffers and caches hold them, to float32 and back; for attention_kernel.cc, once per instruction set.
+// Rows of H numbers as buffers and caches hold them, to float32 and back; once per instruction set.
 #ifndef POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_ROWS_H_
 #define POPTRANSFORMER_CUSTOM_OPS_ATTENTION_ATTENTION_ROWS_H_
 
@@ -36,7 +36,7 @@ void WidenFrom(DType dtype, const void* buffer, int64_t offset, int64_t n, float
   }
 }
 
-void NarrowTo(DType dtype, const float* in, int64_t n, void* buffer, int64_t offset) {
+inline void NarrowTo(DType dtype, const float* in, int64_t n, void* buffer, int64_t offset) {
   switch (dtype) {
     case DType::kFloat32:
       return Narrow(in, n, static_cast<float*>(buffer) + offset);

@@ -14,12 +14,16 @@ _MASKED = -1e30  # finite, so that a row without a visible position stays free o
 @lowering("attention")
 def attention(context, *arrays, scale, window):
     *required, context_len, alibi_slopes = arrays
-    run = plain_attention
-    if context.use_kernel("attention"):
-        from poptransformer.backends.xla import custom_ops
+    options = {"window": window, "context_len": context_len, "alibi_slopes": alibi_slopes}
+    if context.use_kernel("attention", isa=lambda: _kernel().attention_isa(required[0], context.allow_bfloat16)):
+        return _kernel().attention(*required, scale, **options, allow_bfloat16=context.allow_bfloat16)
+    return plain_attention(*required, scale, **options)
 
-        run = custom_ops.attention
-    return run(*required, scale, window=window, context_len=context_len, alibi_slopes=alibi_slopes)
+
+def _kernel():
+    from poptransformer.backends.xla import custom_ops
+
+    return custom_ops
 
 
 def plain_attention(

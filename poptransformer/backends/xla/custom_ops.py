@@ -19,7 +19,7 @@ from poptransformer.errors import UserError
 LIBRARY_VARIABLE = "POPTRANSFORMER_CUSTOM_OPS"
 DEFAULT_LIBRARY = "custom_ops/build/libcustom_ops_cpu.so"
 # Handler symbol and the version of its arguments, as POPTRANSFORMER_LIST_OP in custom_ops/<op>/<op>_ffi.cc has it.
-OPS = {"attention": 3, "gather": 1, "linear": 2, "packed_linear": 2, "step_program": 1, "wkv": 1}
+OPS = {"attention": 4, "gather": 1, "linear": 2, "packed_linear": 2, "step_program": 1, "wkv": 1}
 MAX_LINEAR_ROWS = 8  # kMaxLinearRows in custom_ops/linear/linear.h
 PACKED_TILE_ROWS = 12  # kTileProductRows in custom_ops/packed_linear/packed_linear_cpu.cc
 
@@ -102,9 +102,17 @@ def target_name(op):
     return f"poptransformer_{op}"
 
 
+def attention_isa(query, allow_bfloat16=False):
+    """What `attention` runs for these queries: tiles, or the library's `isa`."""
+    library = load_cpu_library()
+    is_bfloat16 = allow_bfloat16 or query.dtype == jax.numpy.bfloat16
+    return "tiles" if library.has_tiles and is_bfloat16 and query.shape[1] > 1 else library.isa
+
+
 def attention(
-    query, key, value, k_cache, v_cache, cache_len, num_tokens, scale, *, window=None, context_len=None, alibi_slopes=None
-):
+    query, key, value, k_cache, v_cache, cache_len, num_tokens, scale, *,
+    window=None, context_len=None, alibi_slopes=None, allow_bfloat16=False,
+):  # fmt: skip
     """Append new keys and values to the caches and attend causally, in one kernel.
 
     Args:
@@ -118,6 +126,8 @@ def attention(
       scale: factor on the scores, a Python number.
       window, context_len, alibi_slopes: as in `poptransformer.ops.attention`: a Python number, [B] int32, [N] float32, each
         of them None for none.
+      allow_bfloat16: whether prefill (T > 1) may round what it multiplies to bfloat16 where query has another dtype. That of
+        bfloat16 always may, on a CPU with tiles.
     Returns: out [B, T, N, H] with the dtype of query, k_cache, v_cache.
     Raises: when run, an XLA error that names the row if cache_len + num_tokens > S or one is negative; nothing is written.
     """
@@ -135,7 +145,7 @@ def attention(
     alibi_slopes = np.zeros(0, np.float32) if alibi_slopes is None else alibi_slopes
     return call(
         query, key, value, k_cache, v_cache, cache_len, num_tokens, context_len, alibi_slopes,
-        scale=np.float32(scale), window=np.int64(min(window or 0, k_cache.shape[2])),
+        scale=np.float32(scale), window=np.int64(min(window or 0, k_cache.shape[2])), allow_bfloat16=allow_bfloat16,
     )  # fmt: skip
 
 

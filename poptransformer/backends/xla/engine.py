@@ -179,6 +179,7 @@ class XlaEngine(Engine):
             frozenset((library.ops if library else ()) + self._gpu_kernels),
             library.isa if library else "Pallas" if self._gpu_kernels else "",
             self._no_custom_ops,
+            any(parameter.packing for parameter, _ in graph.parameters.values()),
             {
                 value: packed_specs(parameter.packing)
                 for parameter, value in graph.parameters.values()

@@ -28,6 +28,8 @@ class Context:
       custom_ops: names of the ops that run as kernels of this project.
       isa: the instruction set that these kernels run.
       no_custom_ops: why there are none, or no others, in words.
+      allow_bfloat16: whether kernels may round float32 that they multiply to bfloat16 where that is faster. So it is beside
+        packed weights, whose kernel does.
       specs: how parameters lie on the devices that lie there otherwise than the graph says, as pytrees of Specs.
       evaluate: (graph, inputs) -> list of outputs; traces a loop's body.
       fusion: which nodes run as step programs, or None: each node by itself.
@@ -38,6 +40,7 @@ class Context:
     custom_ops: frozenset[str]
     isa: str = ""
     no_custom_ops: str = "custom_ops is false"
+    allow_bfloat16: bool = False
     specs: dict[Value, object] = dataclasses.field(default_factory=dict)
     evaluate: Callable | None = None
     fusion: Fusion | None = None
