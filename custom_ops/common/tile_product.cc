@@ -59,10 +59,6 @@ bool HasTiles() {
   return has_tiles;
 }
 
-static void FinishTemp(const void* c, int64_t r, int64_t n, int64_t o, int64_t w, const float* sums) {
-  const TileProductArgs& a = *static_cast<const TileProductArgs*>(c);
-  for (int64_t i = 0; i < n; ++i) for (int64_t j = 0; j < w; ++j) static_cast<float*>(a.out)[(r + i) * a.out_features + o + j] = sums[i * 32 + j];
-}
 void TileProduct(const TileProductArgs& a) {
   thread_local RowMemory row_memory;
   if (a.num_rows == 0 || a.out_features == 0) return;
@@ -74,7 +70,8 @@ void TileProduct(const TileProductArgs& a) {
   } else {
     const int64_t num_tasks = std::min(padded_rows, NumThreads() * kTasksPerThread);
     ParallelFor(num_tasks, [&](int64_t task) {
-      amx::RoundRows(a.x, a.x_dtype, a.in_features, a.num_rows, a.in_features, rows, padded_rows * task / num_tasks, padded_rows * (task + 1) / num_tasks);
+      amx::RoundRows(a.x, a.x_dtype, a.in_features, a.num_rows, a.in_features, rows, padded_rows * task / num_tasks,
+                     padded_rows * (task + 1) / num_tasks);
     });
   }
   const int64_t num_pairs = (a.out_features + 2 * kPanelOutputs - 1) / (2 * kPanelOutputs);
@@ -89,7 +86,7 @@ void TileProduct(const TileProductArgs& a) {
       for (int64_t side = 0; side < num_blocks; ++side) {
         a.fill_panel(a.weights, block + side, panels + side * width * kPanelOutputs);
       }
-      amx::MultiplyPanels(rows, a.num_steps(), a.num_rows, a.out_features, block, num_blocks, panels, FinishTemp, &a, sums);
+      amx::MultiplyPanels(rows, a.num_steps(), a.num_rows, a.out_features, block, num_blocks, panels, amx::StoreSums, &a, sums);
     }
   });
 }

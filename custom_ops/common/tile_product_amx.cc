@@ -33,6 +33,35 @@ void RoundRow(const void* all, int64_t stride, int64_t num_rows, int64_t in_feat
   }
 }
 
+template <typename T>
+Vec LoadNumbers(const void* numbers, int64_t first, int64_t n) {
+  return LoadPartial(static_cast<const T*>(numbers) + first, static_cast<int>(n < kLanes ? n : kLanes));
+}
+
+Vec LoadBias(const TileProductArgs& a, int64_t first, int64_t n) {
+  if (a.bias == nullptr || n <= 0) return Zero();
+  switch (a.x_dtype) {
+    case DType::kFloat32:
+      return LoadNumbers<float>(a.bias, first, n);
+    case DType::kBfloat16:
+      return LoadNumbers<Bfloat16>(a.bias, first, n);
+    case DType::kFloat16:
+      return LoadNumbers<Float16>(a.bias, first, n);
+  }
+  return Zero();
+}
+
+template <typename T>
+void Store(const TileProductArgs& a, int64_t first_row, int64_t num_rows, int64_t first, int64_t n, const float* sums) {
+  const Vec left_bias = LoadBias(a, first, n), right_bias = LoadBias(a, first + kLanes, n - kLanes);
+  const int left = static_cast<int>(n < kLanes ? n : kLanes), right = static_cast<int>(n) - left;
+  T* out = static_cast<T*>(a.out) + first_row * a.out_features + first;
+  for (int64_t m = 0; m < num_rows; ++m, sums += kRowBlock, out += a.out_features) {
+    StorePartial(out, Add(Load(sums), left_bias), left);
+    if (right > 0) StorePartial(out + kLanes, Add(Load(sums + kLanes), right_bias), right);
+  }
+}
+
 }  // namespace
 
 void RoundRows(const void* x, DType dtype, int64_t stride, int64_t num_rows, int64_t in_features, Bfloat16* rows, int64_t begin,
@@ -98,6 +127,19 @@ void MultiplyPanels(const Bfloat16* rows, int64_t num_steps, int64_t num_rows, i
     finish(context, first, num_rows - first < kRowBlock ? num_rows - first : kRowBlock, o, left < wide ? left : wide, sums);
   }
   _tile_release();
+}
+
+void StoreSums(const void* context, int64_t first_row, int64_t num_rows, int64_t first_output, int64_t num_outputs,
+               const float* sums) {
+  const TileProductArgs& a = *static_cast<const TileProductArgs*>(context);
+  switch (a.out_dtype) {
+    case DType::kFloat32:
+      return Store<float>(a, first_row, num_rows, first_output, num_outputs, sums);
+    case DType::kBfloat16:
+      return Store<Bfloat16>(a, first_row, num_rows, first_output, num_outputs, sums);
+    case DType::kFloat16:
+      return Store<Float16>(a, first_row, num_rows, first_output, num_outputs, sums);
+  }
 }
 
 }  // namespace amx

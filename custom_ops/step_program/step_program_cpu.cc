@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "attention/attention_kernel.h"
+#include "attention/attention_prefill.h"
 #include "common/cpu_features.h"
 #include "common/phases.h"
 #include "common/scratch.h"
@@ -112,6 +113,7 @@ AttentionArgs PromptArgs(const Program& program, const Step& s) {
   a.num_kv_heads = s.num_kv_heads;
   a.num_heads = s.num_heads;
   a.context_len = s.context_len;
+  a.allow_bfloat16 = true;  // as the products beside it do
   return a;
 }
 
@@ -193,7 +195,7 @@ class Run {
     } else if (s.kind == StepKind::kProduct && program_.is_tiled) {
       work_floats_ = std::max(work_floats_, TileScratchFloats(s, num_rows_));
     } else if (s.kind == StepKind::kAttention && program_.num_positions > 1) {
-      work_floats_ = std::max(work_floats_, MakePrefillPlan(PromptArgs(program_, s), true).scratch_floats);
+      work_floats_ = std::max(work_floats_, MakePrefillPlan(PromptArgs(program_, s)).scratch_floats);
     } else if (s.kind == StepKind::kProduct) {
       int64_t floats = num_rows_ * RoundUp(s.matrix.in_features, 64);  // normed x
       if (s.matrix.bits) {
@@ -252,7 +254,7 @@ class Run {
       Cut& cut = memory_.cuts[i];
       cut.first_task = next;
       if (s.kind == StepKind::kAttention && program_.num_positions > 1) {
-        cut.prompt = MakePrefillPlan(PromptArgs(program_, s), true);
+        cut.prompt = MakePrefillPlan(PromptArgs(program_, s));
         cut.num_tasks = std::min(cut.prompt.num_tasks, kMaxPhaseTasks / (end - begin));
       } else if (program_.is_tiled && s.kind != StepKind::kAttention) {
         const int64_t count = s.kind == StepKind::kProduct ? NumTileTasks(s) : CeilDivide(num_rows_, kRowsPerTask);
