@@ -1,169 +1,22 @@
 """Fusion: blocks of every kind as one step program, beside the same graph node by node; what is left out, and why."""
 
-import collections
-import contextlib
-import dataclasses
 import re
 
 import numpy as np
 import pytest
+from fused_blocks import CAPACITY, Block, check, f16, f32, give_weights, i32, run_both
 from hypothesis import given
 from hypothesis import strategies as st
 from run_op import hypothesis_settings, normal, xla
-from tolerance import TOLERANCE, assert_close
+from tolerance import assert_close
 
-import poptransformer.backends.xla.engine as engine_module
 from poptransformer import kv_cache, ops
 from poptransformer.backends.xla import custom_ops
 from poptransformer.backends.xla.fuse import STEP_PROGRAM, fuse
 from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Graph, Parameter, bfloat16
-from poptransformer.layers import MLP, Attention, GatedMLP, LayerNorm, LMHead, RMSNorm, Rope
-from poptransformer.models.decoder_model import DecoderTokens
+from poptransformer.layers import LayerNorm, RMSNorm
 from poptransformer.packing import Packing
-from poptransformer.register import REGISTER
-
-f32, f16, i32 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32)
-CAPACITY = 90  # positions of a cache: two chunks of 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A decoder block with a head."""
-
-    batch_size: int = 1
-    hidden_size: int = 40
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 10
-    intermediate_size: int = 50
-    dtype: np.dtype = f32
-    cache_dtype: np.dtype = f32
-    packing: tuple | None = None
-    norm: type = RMSNorm
-    bias: bool = False
-    is_qkv_fused: bool = False
-    mlp: str = "gated"  # "gated", "gated, fused" or "plain"
-    activation: str = "silu"
-    rotary_dim: int | None = None  # None: no rope
-    interleaved: bool = False
-    qk_norm: type | None = None
-    window: int | None = None
-    alibi: bool = False
-    is_parallel: bool = False
-
-    def build(self):
-        """Graph of one step: inputs x, position_ids, cache_len, num_tokens; outputs hidden, logits."""
-        with REGISTER.scope(
-            batch_size=self.batch_size, max_length=CAPACITY, world_size=1, dtype=self.dtype, weight_dtype=self.dtype,
-            cache_dtype=self.cache_dtype, packing=self.packing,
-        ):  # fmt: skip
-            rope = None
-            if self.rotary_dim is not None:
-                freq = 1e4 ** (-np.arange(0, self.rotary_dim, 2, dtype=np.float32) / self.rotary_dim)
-                rope = Rope(freq.astype(np.float32), 1.25, self.interleaved)
-            first, second, last = (self.norm(f"norm{i}", self.hidden_size, 1e-5) for i in range(3))
-            attention = Attention(
-                "attention", self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, bias=self.bias, rope=rope,
-                qkv=("qkv",) if self.is_qkv_fused else ("q", "k", "v"), qk_norm_eps=1e-5 if self.qk_norm else None,
-                qk_norm=self.qk_norm or RMSNorm, window=self.window,
-                alibi_slopes=0.5 ** np.arange(1, self.num_heads + 1) if self.alibi else None,
-            )  # fmt: skip
-            sizes = self.hidden_size, self.intermediate_size, self.activation
-            if self.mlp == "plain":
-                mlp = MLP("mlp", *sizes, bias=self.bias)
-            else:
-                mlp = GatedMLP("mlp", *sizes, bias=self.bias, gate_up="gate_up" if self.mlp == "gated, fused" else None)
-            head = LMHead("head", self.hidden_size, 33)
-        graph = Graph("step")
-        rows = (self.batch_size,)
-        x = graph.input("x", (*rows, 1, self.hidden_size), self.dtype)
-        positions = graph.input("position_ids", (*rows, 1), i32)
-        lengths = [graph.input(name, rows, i32) for name in ("cache_len", "num_tokens")]
-        states = {state: graph.state(state) for state in (attention.k_cache, attention.v_cache)}
-        tokens = DecoderTokens(positions, *lengths, {}, states)
-        if self.is_parallel:
-            x = x + attention(first(x), tokens) + mlp(second(x))
-        else:
-            x = x + attention(first(x), tokens)
-            x = x + mlp(second(x))
-        graph.output("hidden", x)
-        graph.output("logits", head(last(x)))
-        for state, value in tokens.states.items():
-            graph.update_state(state, value)
-        return graph
-
-    def inputs(self, step):
-        """Some rows rest; others go on from where they are."""
-        rng = np.random.default_rng(step)
-        cache_len = (np.arange(self.batch_size) * 17 + 60 + step).astype(np.int32) % (CAPACITY - 2)
-        num_tokens = (np.arange(self.batch_size) % 3 != 1).astype(np.int32)
-        return {
-            "x": rng.standard_normal((self.batch_size, 1, self.hidden_size)).astype(self.dtype),
-            "position_ids": cache_len[:, None], "cache_len": cache_len, "num_tokens": num_tokens,
-        }  # fmt: skip
-
-
-def give_weights(parameters):
-    """Random weights large enough for every part to count."""
-    for i, parameter in enumerate(parameters):
-        array = normal(parameter.logical_shape, np.float32, i, 0.3 if len(parameter.shape) > 1 else 0.5)
-        array = parameter.packing.pack(array) if parameter.packing else array.astype(parameter.dtype)
-        parameter.load = lambda rank=0, array=array: array
-    return parameters
-
-
-@contextlib.contextmanager
-def without_fusion():
-    """Graphs compiled here run node by node."""
-    kept = engine_module.fuse
-    engine_module.fuse = lambda *_: None
-    try:
-        yield
-    finally:
-        engine_module.fuse = kept
-
-
-def run_both(build, all_inputs):
-    """Outputs and states of every run, from the same random states: fused, not fused; and what was taken."""
-    results = []
-    for is_fused in (True, False):
-        graph = build()
-        with contextlib.nullcontext() if is_fused else without_fusion():
-            engine = xla(True)
-            engine.load(give_weights([parameter for parameter, _ in graph.parameters.values()]))
-            engine.compile("step", graph)
-        for name, array in engine._states.items():
-            head_dim = array.shape[-1] - (kv_cache.SCALE_BYTES if array.dtype == kv_cache.INT8 else 0)
-            filled = kv_cache.store(normal((*array.shape[:-1], head_dim), seed=len(name)), array.dtype)
-            engine._states[name] = engine.groups[0].put(filled)
-        results.append([])
-        for inputs in all_inputs:
-            outputs = engine.run("step", inputs)
-            results[-1].append(outputs | {name: kv_cache.load(np.asarray(array)) for name, array in engine._states.items()})
-        if is_fused:
-            taken = collections.Counter((choice.op, choice.lowering.partition(" (")[0]) for choice in engine.choices["step"])
-        engine.close()
-    return *results, taken
-
-
-def check(block):
-    fused, plain, taken = run_both(block.build, [block.inputs(step) for step in range(2)])
-    assert {how for op, how in taken if op in ("linear", "packed_linear", "attention", "rope", "silu")} == {
-        "kernel step_program"
-    }
-    # Sums of other lengths in float32. Between nodes the plain path rounds to 16 bits, the program does not. Packed: a hair's
-    # breadth decides which of two codes an input is rounded to.
-    factor = {f32: 5, bfloat16: 4, f16: 8}[block.dtype]
-    rtol, atol = (0.02, 0.02) if block.packing else (factor * bound for bound in TOLERANCE[block.dtype])
-    for ours, theirs in zip(fused, plain, strict=True):
-        for name, expected in theirs.items():
-            # A cache of few bits may round a key that differs in the last bit to its neighbour.
-            few_bits = {f16: 2.0**-10, FLOAT8: 2.0**-3, kv_cache.INT8: 2.0**-6}.get(block.cache_dtype, 0)
-            wide = expected.astype(np.float32)
-            scale = max(1.0, float(np.abs(wide).max()))
-            assert_close(ours[name].astype(np.float32), wide, rtol + few_bits, (atol + few_bits) * scale)
-
 
 BLOCKS = {
     "llama": Block(rotary_dim=10),
@@ -231,17 +84,17 @@ def test_any_block(block):
 
 
 def programs_of(graph):
-    fusion = fuse(graph)
+    fusion = fuse(graph, False)
     return [node.attributes["program"] for node in fusion.nodes[graph] if node.op == STEP_PROGRAM], fusion
 
 
 def test_a_block_is_one_program_in_few_phases():
     (program,), fusion = programs_of(Block(rotary_dim=10).build())
     # x loaded, the table; q, k, v; attention; out + x; gate * up; down + x; the head, beside the stores
-    assert program.numbers[2] == 7
+    assert program.numbers[4] == 7
     assert not fusion.reasons
     # The arena holds what is alive, not everything.
-    assert program.numbers[1] < 400
+    assert program.numbers[3] < 400
 
 
 def test_caches_stay_where_they_are():
@@ -329,7 +182,7 @@ def test_a_fused_gate_is_cut_at_blocks_only(size, num_phases):
         return graph
 
     (program,), _ = programs_of(build())
-    assert program.numbers[2] == num_phases
+    assert program.numbers[4] == num_phases
     fused, plain, _ = run_both(build, [{"x": normal((1, 40))}])
     assert_close(fused[0]["y"], plain[0]["y"], 1e-4, 1e-4)
 
@@ -338,11 +191,11 @@ def test_a_fused_gate_is_cut_at_blocks_only(size, num_phases):
 
 
 def reasons(graph):
-    return {(node.op, reason) for node, reason in fuse(graph).reasons.items()}
+    return {(node.op, reason) for node, reason in fuse(graph, False).reasons.items()}
 
 
 def test_no_program_for_many_rows():
-    assert ("linear", "9 rows, programs take up to 8") in reasons(Block(batch_size=9).build())
+    assert ("linear", "9 rows, programs without tiles take one new position of up to 8") in reasons(Block(batch_size=9).build())
 
 
 def test_no_program_for_prompts():
@@ -352,7 +205,9 @@ def test_no_program_for_prompts():
     lengths = graph.input("cache_len", (1,), i32), graph.input("num_tokens", (1,), i32)
     out = ops.attention(x, x, x, *cache, *lengths, 1.0)[0]
     graph.output("y", ops.linear(ops.reshape(out, (1, 3, 8)), weight(graph, "w", 2, 8)))
-    assert reasons(graph) == {(op, "3 new positions, programs take 1") for op in ("attention", "reshape", "linear")}
+    assert reasons(graph) == {
+        (op, "3 rows, programs without tiles take one new position of up to 8") for op in ("attention", "reshape", "linear")
+    }
 
 
 def test_no_program_without_products():
@@ -400,7 +255,7 @@ def refused(build):
     last = build(graph, y)
     node = graph.nodes[-1]
     graph.output("y", last)
-    return fuse(graph).reasons.get(node)
+    return fuse(graph, False).reasons.get(node)
 
 
 @pytest.mark.parametrize(

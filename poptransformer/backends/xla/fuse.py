@@ -1,8 +1,8 @@
 """Fusion: runs of a graph's nodes become programs, so that model files stay plain equations.
 
 What a program takes, of a decode step of at most 8 rows, or of any number of rows and positions where the CPU has tiles:
-embeddings, norms, linear and packed_linear, rope, attention, activations, sums and products of rows, and the reshapes and splits
-between them. Within a program
+embeddings, norms, linear and packed_linear, rope, attention, activations, sums and products of rows, and the reshapes and
+splits between them. Within a program
 
     a norm goes into the linears that read it          several linears of one input are one phase
     act(gate(x)) * up(x) is one step, as is act(up(x))  x + linear(y) adds in the linear
