@@ -20,9 +20,11 @@ namespace poptransformer {
 namespace amx {
 namespace {
 
-constexpr int64_t kMaxTileQueries = 256;
+constexpr int64_t kMaxTileQueries = 512;
 constexpr int64_t kKeyBlock = 128;
+constexpr int64_t kWeightsStride = 2 * kLanes * sizeof(float);  // bytes; two rows of scores become one of weights
 constexpr int64_t kPair = 2;  // vectors of 16 queries that share loaded keys and values
+constexpr float kSlack = 6;  // weights may grow to 2^6 before sums are scaled down
 constexpr float kLog2E = 1.44269504f, kLeastFinite = -3.402823466e38f;
 
 // What _tile_loadconfig reads.
@@ -43,15 +45,12 @@ void ConfigureTiles() {
   _tile_loadconfig(&config);
 }
 
-POPTRANSFORMER_INLINE int64_t NumSteps(const AttentionArgs& a) { return RoundUp(a.head_dim, kTileColumns) / kTileColumns; }
-POPTRANSFORMER_INLINE int64_t NumOut(const AttentionArgs& a) { return RoundUp(a.head_dim, kTileRows) / kTileRows; }
-
 constexpr int64_t kVectors = kMaxTileQueries / kLanes;
 constexpr int64_t kBlockTiles = kKeyBlock / kTileRows;
 
 // Where things lie in a task's scratch; null where there is none.
 struct Places {
-  Places(const AttentionArgs& a, float* scratch) : steps(NumSteps(a)), num_out(NumOut(a)) {
+  Places(const AttentionArgs& a, float* scratch) : steps(RoundUp(a.head_dim, kTileColumns) / kTileColumns), num_out(2 * steps) {
     const auto take = [&](int64_t wanted) {
       float* const taken = scratch == nullptr ? nullptr : scratch + num_floats;
       num_floats += wanted;
@@ -61,7 +60,6 @@ struct Places {
     keys = reinterpret_cast<Bfloat16*>(take(kBlockTiles * steps * kSums));
     rows = reinterpret_cast<Bfloat16*>(take(kBlockTiles * steps * kSums));
     values = reinterpret_cast<Bfloat16*>(take(kBlockTiles / 2 * num_out * kSums));
-    weights = reinterpret_cast<Bfloat16*>(take(kPair * kBlockTiles / 2 * kSums));
     scores = take(kPair * kBlockTiles * kSums);
     out = take(kVectors * num_out * kSums);
     maxima = take(kMaxTileQueries);
@@ -77,7 +75,6 @@ struct Places {
   Bfloat16* keys;          // [kKeyBlock / 16, steps, 16, 32]
   Bfloat16* rows;          // the same of values, before they are turned
   Bfloat16* values;        // [kKeyBlock / 32, num_out, 16, 32]
-  Bfloat16* weights;       // [kPair, kKeyBlock / 32, 16 pairs, 16, 2]
   float* scores;           // [kPair, kKeyBlock, 16]
   float* out;              // [vectors, num_out, 16, 16]
   float* maxima;           // [queries], of scores times log2(e), as the next three
@@ -88,6 +85,70 @@ struct Places {
 };
 
 int64_t PrefillScratchFloats(const AttentionArgs& a) { return Places(a, nullptr).num_floats; }
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+
+POPTRANSFORMER_INLINE void ZeroSums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Sums of two tiles of rows, below each other, times two of columns, side by side.
+POPTRANSFORMER_INLINE void MultiplyTiles(const Bfloat16* upper, const Bfloat16* lower, const void* left, const void* right,
+                                         int64_t stride) {
+  _tile_loadd(6, left, stride);
+  _tile_loadd(4, upper, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(5, lower, 64);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_loadd(7, right, stride);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+// scores [2, kKeyBlock, 16] of runs [begin, end) of 32 keys and two vectors of queries.
+void MultiplyKeys(const Bfloat16* keys, const Bfloat16* query, int64_t steps, int64_t begin, int64_t end, float* scores) {
+  const int64_t size = steps * kTileValues;
+  for (int64_t run = begin; run < end; ++run) {
+    const Bfloat16* const upper = keys + 2 * run * size;
+    ZeroSums();
+    for (int64_t d = 0; d < size; d += kTileValues) MultiplyTiles(upper + d, upper + size + d, query + d, query + size + d, 64);
+    float* const left = scores + 2 * run * kSums;
+    float* const right = left + kKeyBlock * kLanes;
+    _tile_stored(0, left, 64);
+    _tile_stored(2, left + kSums, 64);
+    _tile_stored(1, right, 64);
+    _tile_stored(3, right + kSums, 64);
+  }
+}
+
+// out [2, num_out, 16, 16] += values^T weights of runs [begin, end) of 32 positions; without what is there if is_first.
+void MultiplyValues(const Bfloat16* values, const float* weights, int64_t num_out, int64_t begin, int64_t end, bool is_first,
+                    float* out) {
+  for (int64_t o = 0; o < num_out; o += 2) {
+    float* const left = out + o * kSums;
+    float* const right = left + num_out * kSums;
+    if (is_first) {
+      ZeroSums();
+    } else {
+      _tile_loadd(0, left, 64);
+      _tile_loadd(1, right, 64);
+      _tile_loadd(2, left + kSums, 64);
+      _tile_loadd(3, right + kSums, 64);
+    }
+    for (int64_t run = begin; run < end; ++run) {
+      const Bfloat16* const upper = values + (run * num_out + o) * kTileValues;
+      const float* const pairs = weights + run * kTileColumns * kLanes;
+      MultiplyTiles(upper, upper + kTileValues, pairs, pairs + kKeyBlock * kLanes, kWeightsStride);
+    }
+    _tile_stored(0, left, 64);
+    _tile_stored(1, right, 64);
+    _tile_stored(2, left + kSums, 64);
+    _tile_stored(3, right + kSums, 64);
+  }
+}
 
 // ---- Softmax of one vector of queries -------------------------------------------------------------------------------
 
@@ -101,9 +162,9 @@ POPTRANSFORMER_INLINE Vec PowerOfTwo(Vec x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// Scores [n, 16] to weights in tiles [n / 32, 16 pairs, 16, 2], scores being multiplied by `factor` first. Returns by what sums
-// so far are to be multiplied.
-POPTRANSFORMER_INLINE Vec Softmax(const float* scores, int64_t n, Vec factor, float* maxima, float* sums, Bfloat16* weights) {
+// Scores [n, 16] to weights, of each two positions [16, 2] bfloat16 in place of the first one's scores, scores being multiplied
+// by `factor` first. Returns by what sums so far are to be multiplied.
+POPTRANSFORMER_INLINE Vec Softmax(float* scores, int64_t n, Vec factor, float* maxima, float* sums) {
   Vec most[4];
   POPTRANSFORMER_UNROLL
   for (int i = 0; i < 4; ++i) most[i] = Load(scores + i * kLanes);
@@ -112,7 +173,8 @@ POPTRANSFORMER_INLINE Vec Softmax(const float* scores, int64_t n, Vec factor, fl
     for (int i = 0; i < 4; ++i) most[i] = Max(most[i], Load(scores + (s + i) * kLanes));
   }
   const Vec before = Load(maxima);
-  const Vec maximum = Max(before, Mul(Max(Max(most[0], most[1]), Max(most[2], most[3])), factor));
+  const Vec here = Mul(Max(Max(most[0], most[1]), Max(most[2], most[3])), factor);
+  const Vec maximum = SelectLess(Add(before, Broadcast(kSlack)), here, here, before);
   const Vec rescale = PowerOfTwo(Sub(before, maximum));
   const Vec offset = Sub(Zero(), maximum);
   // Which of two rows of 16 a number comes from, by turns.
@@ -121,15 +183,15 @@ POPTRANSFORMER_INLINE Vec Softmax(const float* scores, int64_t n, Vec factor, fl
   const __m512i indices = _mm512_add_epi16(turns, _mm512_slli_epi32(turns, 16));
   const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
   Vec sum[2] = {Mul(Load(sums), rescale), Zero()};
-  for (int64_t s = 0; s < n; s += 4) {
+  for (int64_t s = 0; s < n; s += 8) {
     POPTRANSFORMER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const float* const pair = scores + (s + 2 * i) * kLanes;
+    for (int i = 0; i < 4; ++i) {
+      float* const pair = scores + (s + 2 * i) * kLanes;
       const Vec even = PowerOfTwo(MultiplyAdd(Load(pair), factor, offset));
       const Vec odd = PowerOfTwo(MultiplyAdd(Load(pair + kLanes), factor, offset));
       const __m512i both = _mm512_permutexvar_epi16(indices, RoundPair(even, odd));
-      _mm512_storeu_si512(weights + (s + 2 * i) * kLanes, both);
-      sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)both, ones);
+      _mm512_storeu_si512(pair, both);
+      sum[i % 2] = _mm512_dpbf16_ps(sum[i % 2], (__m512bh)both, ones);
     }
   }
   Store(sums, Add(sum[0], sum[1]));
@@ -164,80 +226,6 @@ void HideFrom(Vec end, int64_t first, int64_t last, float* scores) {
   }
 }
 
-// ---- Products -------------------------------------------------------------------------------------------------------
-
-// scores [kNum, kKeyBlock, 16] of tiles [begin, end) of keys, an even number of them, and kNum vectors of queries.
-template <int kNum>
-POPTRANSFORMER_INLINE void MultiplyKeys(const Bfloat16* keys, int64_t begin, int64_t end, const Bfloat16* query, int64_t steps,
-                                        float* scores) {
-  const int64_t size = steps * kTileValues;
-  for (int64_t tile = begin; tile < end; tile += 2) {
-    const Bfloat16* const upper = keys + tile * size;
-    const Bfloat16* const lower = upper + size;
-    _tile_zero(0);
-    _tile_zero(2);
-    if (kNum == 2) {
-      _tile_zero(1);
-      _tile_zero(3);
-    }
-    for (int64_t d = 0; d < steps; ++d) {
-      _tile_loadd(6, query + d * kTileValues, 64);
-      _tile_loadd(4, upper + d * kTileValues, 64);
-      _tile_loadd(5, lower + d * kTileValues, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      if (kNum == 2) {
-        _tile_loadd(7, query + size + d * kTileValues, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    }
-    float* const to = scores + tile * kSums;
-    _tile_stored(0, to, 64);
-    _tile_stored(2, to + kSums, 64);
-    if (kNum == 2) {
-      _tile_stored(1, to + kKeyBlock * kLanes, 64);
-      _tile_stored(3, to + kKeyBlock * kLanes + kSums, 64);
-    }
-  }
-}
-
-// out [kNum, num_out, 16, 16] += values^T weights of runs [begin, end) of 32 positions, for kOut tiles of features. Without what is there if is_first.
-template <int kNum, int kOut>
-POPTRANSFORMER_INLINE void MultiplyValues(const Bfloat16* values, int64_t begin, int64_t end, const Bfloat16* weights,
-                                          int64_t num_out, bool is_first, float* out) {
-  float* const second = out + num_out * kSums;
-  if (is_first) {
-    _tile_zero(0);
-    if (kNum == 2) _tile_zero(1);
-    if (kOut == 2) _tile_zero(2);
-    if (kNum == 2 && kOut == 2) _tile_zero(3);
-  } else {
-    _tile_loadd(0, out, 64);
-    if (kNum == 2) _tile_loadd(1, second, 64);
-    if (kOut == 2) _tile_loadd(2, out + kSums, 64);
-    if (kNum == 2 && kOut == 2) _tile_loadd(3, second + kSums, 64);
-  }
-  for (int64_t run = begin; run < end; ++run) {
-    _tile_loadd(6, weights + run * kTileValues, 64);
-    _tile_loadd(4, values + run * num_out * kTileValues, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if (kOut == 2) {
-      _tile_loadd(5, values + (run * num_out + 1) * kTileValues, 64);
-      _tile_dpbf16ps(2, 5, 6);
-    }
-    if (kNum == 2) {
-      _tile_loadd(7, weights + (kKeyBlock / kTileColumns + run) * kTileValues, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      if (kOut == 2) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, out, 64);
-  if (kNum == 2) _tile_stored(1, second, 64);
-  if (kOut == 2) _tile_stored(2, out + kSums, 64);
-  if (kNum == 2 && kOut == 2) _tile_stored(3, second + kSums, 64);
-}
-
 // ---- A tile of queries ----------------------------------------------------------------------------------------------
 
 // Query i of a tile is head i % num_heads of token i / num_heads.
@@ -265,9 +253,9 @@ template <typename D>
 void PackQueries(const Queries& queries, int64_t steps, Bfloat16* out) {
   const AttentionArgs& a = queries.a;
   const Vec sign = Broadcast(a.scale > 0 ? 1.0f : a.scale < 0 ? -1.0f : 0.0f);
-  for (int64_t i = 0; i < queries.num_queries; i += kLanes) {
+  for (int64_t i = 0; i < RoundUp(queries.num_queries, kPair * kLanes); i += kLanes) {
     const D* rows[kLanes];
-    const int64_t n = Min(kLanes, queries.num_queries - i);
+    const int64_t n = Larger(0, Min(kLanes, queries.num_queries - i));
     for (int64_t q = 0; q < n; ++q) rows[q] = static_cast<const D*>(a.query) + queries.Offset(i + q);
     for (int64_t d = 0; d < steps; ++d, out += kTileValues) {
       Vec pairs[kLanes];
@@ -293,7 +281,7 @@ void StoreOut(const Queries& queries, const Places& at) {
     D* rows[kLanes];
     const int64_t n = Min(kLanes, queries.num_queries - i);
     for (int64_t q = 0; q < n; ++q) rows[q] = static_cast<D*>(a.out) + queries.Offset(i + q);
-    for (int64_t o = 0; o < at.num_out; ++o) {
+    for (int64_t o = 0; o * kLanes < a.head_dim; ++o) {
       const float* const from = at.out + (i / kLanes * at.num_out + o) * kSums;
       Vec block[kLanes];
       POPTRANSFORMER_UNROLL
@@ -305,22 +293,22 @@ void StoreOut(const Queries& queries, const Places& at) {
   }
 }
 
-// One block of positions for kNum vectors of queries from vector v on, which see some of it.
-template <int kNum>
+// One block of positions for a pair of vectors of queries from vector v on, which see some of it.
 void AttendBlock(const Queries& queries, const Places& at, int64_t v, int64_t block, float factor, bool is_first) {
   const AttentionArgs& a = queries.a;
-  const int64_t first_query = v * kLanes, last_query = (v + kNum) * kLanes - 1;
-  const int64_t begin = Larger(block, queries.Begin(queries.Token(first_query))) - block;
-  const int64_t end = Min(block + kKeyBlock, queries.End(queries.Token(last_query))) - block;
+  const int64_t begin = Larger(block, queries.Begin(queries.Token(v * kLanes))) - block;
+  const int64_t end = Min(block + kKeyBlock, queries.End(queries.Token((v + kPair) * kLanes - 1))) - block;
   const int64_t first_run = begin / kTileColumns, end_run = RoundUp(end, kTileColumns) / kTileColumns;
   const int64_t first = first_run * kTileColumns, last = end_run * kTileColumns;
-  MultiplyKeys<kNum>(at.keys, 2 * first_run, 2 * end_run, at.query + v * at.steps * kTileValues, at.steps, at.scores);
-  for (int side = 0; side < kNum; ++side) {
-    const int64_t i = first_query + side * kLanes;
+  const int64_t from_first = block - queries.first_position;  // of the block
+  float* const out = at.out + v * at.num_out * kSums;
+  MultiplyKeys(at.keys, at.query + v * at.steps * kTileValues, at.steps, first_run, end_run, at.scores);
+  for (int64_t side = 0; side < kPair; ++side) {
+    const int64_t i = (v + side) * kLanes;
+    if (i >= queries.num_queries) break;
     float* const scores = at.scores + side * kKeyBlock * kLanes;
     const int64_t first_token = queries.Token(i), last_token = queries.Token(i + kLanes - 1);
     const Vec tokens = Load(at.tokens + i);
-    const int64_t from_first = block - queries.first_position;  // of the block
     Vec scale = Broadcast(factor);
     if (a.alibi_slopes) {
       AddSlopes(Load(at.slopes + i), tokens, scale, static_cast<float>(from_first + first), last - first,
@@ -336,20 +324,12 @@ void AttendBlock(const Queries& queries, const Places& at, int64_t v, int64_t bl
                            Broadcast(static_cast<float>(queries.context - block)));
       HideFrom(most, Larger(first, queries.End(first_token) - block), last, scores);
     }
-    const Vec rescale = Softmax(scores + first * kLanes, last - first, scale, at.maxima + i, at.sums + i,
-                                at.weights + (side * kKeyBlock + first) * kLanes);
+    const Vec rescale = Softmax(scores + first * kLanes, last - first, scale, at.maxima + i, at.sums + i);
     if (is_first || _mm512_cmp_ps_mask(rescale, Broadcast(1.0f), _CMP_NEQ_UQ) == 0) continue;
-    float* const out = at.out + (v + side) * at.num_out * kSums;
-    for (int64_t j = 0; j < at.num_out * kSums; j += kLanes) Store(out + j, Mul(Load(out + j), rescale));
+    float* const sums = out + side * at.num_out * kSums;
+    for (int64_t j = 0; j < at.num_out * kSums; j += kLanes) Store(sums + j, Mul(Load(sums + j), rescale));
   }
-  float* const out = at.out + v * at.num_out * kSums;
-  int64_t o = 0;
-  for (; o + 2 <= at.num_out; o += 2) {
-    MultiplyValues<kNum, 2>(at.values + o * kTileValues, first_run, end_run, at.weights, at.num_out, is_first, out + o * kSums);
-  }
-  if (o < at.num_out) {
-    MultiplyValues<kNum, 1>(at.values + o * kTileValues, first_run, end_run, at.weights, at.num_out, is_first, out + o * kSums);
-  }
+  MultiplyValues(at.values, at.scores, at.num_out, first_run, end_run, is_first, out);
 }
 
 template <typename T>
@@ -358,27 +338,19 @@ void AttendBlocks(const Queries& queries, const Places& at) {
   const PrefillTile& tile = queries.tile;
   const float scale = a.scale < 0 ? -a.scale : a.scale;
   const float factor = scale > 0 ? scale * kLog2E : 1.0f;
-  const int64_t num_vectors = RoundUp(queries.num_queries, kLanes) / kLanes;
   const int64_t tile_begin = queries.Begin(0), tile_end = queries.End(tile.num_tokens - 1);
   for (int64_t block = tile_begin / kKeyBlock * kKeyBlock; block < tile_end; block += kKeyBlock) {
     const int64_t begin = Larger(block, tile_begin), end = Min(block + kKeyBlock, tile_end);
     PackPositions<T>(a, tile.row, tile.kv_head, a.k_cache, a.key, begin, end, block, at.steps, at.line, at.keys);
     PackPositions<T>(a, tile.row, tile.kv_head, a.v_cache, a.value, begin, end, block, at.steps, at.line, at.rows);
     for (int64_t s = (begin - block) / kTileColumns * kTileColumns; s < end - block; s += kTileColumns) {
-      TurnPositions(at.rows + s / kTileRows * at.steps * kTileValues, at.steps, at.num_out,
+      TurnPositions(at.rows + s / kTileRows * at.steps * kTileValues, at.steps,
                     at.values + s / kTileColumns * at.num_out * kTileValues);
     }
-    for (int64_t v = 0; v < num_vectors; v += kPair) {
-      const int64_t count = Min(kPair, num_vectors - v);
+    for (int64_t v = 0; v * kLanes < queries.num_queries; v += kPair) {
       const int64_t first_seen = queries.Begin(queries.Token(v * kLanes));
-      const int64_t end_seen = queries.End(queries.Token((v + count) * kLanes - 1));
-      if (first_seen >= end || end_seen <= begin) continue;
-      const bool is_first = first_seen >= block;
-      if (count == 2) {
-        AttendBlock<2>(queries, at, v, block, factor, is_first);
-      } else {
-        AttendBlock<1>(queries, at, v, block, factor, is_first);
-      }
+      const int64_t end_seen = queries.End(queries.Token((v + kPair) * kLanes - 1));
+      if (first_seen < end && begin < end_seen) AttendBlock(queries, at, v, block, factor, first_seen >= block);
     }
   }
 }

@@ -145,8 +145,8 @@ void PackPositions(const AttentionArgs& a, int64_t row, int64_t kv_head, const v
   for (int64_t s = end - block; s < RoundUp(end - block, kTileColumns); ++s) PutZeros(steps, RowOfTiles(tiles, s, steps));
 }
 
-// Tiles of 32 positions, [2, steps, 16, 32], to tiles of their features, [features / 16, 16, 32].
-void TurnPositions(const Bfloat16* tiles, int64_t steps, int64_t num_out, Bfloat16* out) {
+// Tiles of 32 positions, [2, steps, 16, 32], to tiles of their features, [2 * steps, 16, 32].
+void TurnPositions(const Bfloat16* tiles, int64_t steps, Bfloat16* out) {
   for (int64_t d = 0; d < steps; ++d) {
     Vec low[kLanes], high[kLanes];  // pairs of positions, of half the features each
     POPTRANSFORMER_UNROLL
@@ -161,9 +161,7 @@ void TurnPositions(const Bfloat16* tiles, int64_t steps, int64_t num_out, Bfloat
     // Unpacking takes 4 of each 8 features.
     POPTRANSFORMER_UNROLL
     for (int64_t i = 0; i < kLanes; ++i) {
-      const int64_t feature = i / 4 * 8 + i % 4, tile = 2 * d + feature / kTileRows;
-      if (tile >= num_out) break;
-      Bfloat16* const to = out + tile * kTileValues + feature % kTileRows * kTileColumns;
+      Bfloat16* const to = out + 2 * d * kTileValues + (i / 4 * 8 + i % 4) * kTileColumns;
       _mm512_storeu_si512(to, _mm512_castps_si512(low[i]));
       _mm512_storeu_si512(to + 4 * kTileColumns, _mm512_castps_si512(high[i]));
     }

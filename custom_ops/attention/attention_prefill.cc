@@ -2,7 +2,8 @@
 //
 // Bytes moved: 2 * visible positions * K * H * sizeof(cache) once for every tile.
 //
-// Measured with 2 cores of a Xeon with AVX-512: 170 to 270 GFLOP/s.
+// Measured with 2 cores of a Xeon: float32 with AVX-512 200 to 350 GFLOP/s, bfloat16 in tiles 800 to 1150 of 512 new tokens with
+// H = 64, where reading the new tokens and writing out take a third of the time, and 1300 to 2100 with H = 128.
 #include "attention/attention_prefill.h"
 
 #include <algorithm>

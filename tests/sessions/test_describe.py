@@ -62,6 +62,17 @@ def test_a_kernel_that_does_not_take_an_op_says_why():
         assert list(decode["attention"]) == [f"kernel attention ({session._engine._library.isa})"]
 
 
+@needs_library
+@pytest.mark.parametrize(("precision", "is_rounded"), [("fp32", False), ("bf16", True), ("int4", True)])
+def test_prefill_attends_in_tiles_where_products_are_rounded(precision, is_rounded):
+    with Session(DICT, random_weights=True, platform="cpu", custom_ops=True, precision=precision, max_length=20) as session:
+        session.compile([5])
+        library, graphs = session._engine._library, session.describe().graphs
+        isa = "tiles" if is_rounded and library.has_tiles else library.isa
+        assert described(graphs["prefill_16"])["attention"] == {f"kernel attention ({isa})": 2}
+        assert list(described(graphs["decode"])["attention"])[0].endswith(f"({library.isa})")
+
+
 def test_without_custom_ops():
     with Session(DICT, random_weights=True, custom_ops=False, max_length=20) as session:
         session.compile([5])
