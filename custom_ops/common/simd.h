@@ -118,6 +118,9 @@ POPTRANSFORMER_INLINE Vec WidenBfloat16(__m256i bits) {
 }
 
 POPTRANSFORMER_INLINE __m256i NarrowToBfloat16(Vec a) {
+#if defined(__AVX512BF16__)
+  return (__m256i)_mm512_cvtneps_pbh(a);  // takes subnormal numbers for zeros
+#endif
   const __m512i bits = _mm512_castps_si512(a);
   const __m512i high = _mm512_srli_epi32(bits, 16);
   const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));

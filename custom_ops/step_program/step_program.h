@@ -83,6 +83,7 @@ struct Step {
   Rows other;                    // product: residual. map: second operand
   int64_t prepared = 0;          // product: number of the x it multiplies; equal numbers, equal x
   Bfloat16* tiles = nullptr;     // round: out. product of a tiled program: x
+  Bfloat16* out_tiles = nullptr;  // product of a tiled program: its result, rounded, in place of `out`; width is whole tiles
 
   int64_t half = 0;              // rope, attention, heads: pairs that turn; 0 for none
   const float* inv_freq = nullptr;  // rope: [half]

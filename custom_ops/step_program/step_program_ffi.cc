@@ -8,7 +8,8 @@
 //     store     in VIEW, result
 //     embed     MATRIX, ids, out VIEW
 //     norm      NORM, in VIEW, out VIEW
-//     product   in_features, in VIEW (TILES if it is tiled), NORM, function, MATRIX, MATRIX, residual VIEW, number of the prepared x, out VIEW
+//     product   in_features, in VIEW (TILES if it is tiled), NORM, function, MATRIX, MATRIX, residual VIEW, number of the prepared x,
+//               whether the result is rounded, out VIEW (TILES if it is)
 //     rope      positions, inv_freq, scale, out VIEW
 //     attention half, is_interleaved, N, K, H, window, scale, in VIEW, key VIEW, value VIEW, table VIEW, NORM, NORM,
 //               k_cache, its result, v_cache, its result, cache_len, num_tokens, context_len or -1, alibi_slopes or -1,
@@ -329,9 +330,14 @@ class Reader {
     s.multiply = NextMatrix();
     s.other = NextView(s.width);
     s.prepared = Next();
-    s.out = NextView(s.width);
+    if (Next() != 0) {
+      s.out_tiles = NextTiles(s.width);
+      if (!Check(is_tiled_ && s.out_tiles && s.width % kTileInputs == 0, "a tiled program and whole tiles")) return;
+    } else {
+      s.out = NextView(s.width);
+    }
     Check(s.function < Function::kAdd, "an activation");
-    Check((s.in.data || s.tiles) && s.out.data && s.matrix.data, "an input, a matrix and a result");
+    Check((s.in.data || s.tiles) && (s.out.data || s.out_tiles) && s.matrix.data, "an input, a matrix and a result");
     Check(!is_tiled_ || (s.norm.kind == NormKind::kNone && (s.matrix.bits || s.matrix.dtype == DType::kBfloat16) &&
                          (!s.multiply.data || s.multiply.bits || s.multiply.dtype == DType::kBfloat16)),
           "rounded rows and a packed or bfloat16 matrix");

@@ -196,7 +196,11 @@ struct FinishRows {
         v = Apply<kFunction>(v, v);
         if (a.factors.data) v = Mul(v, LoadLanes(factors + i, lanes));
         if (a.residual.data) v = Add(v, LoadLanes(residual + i, lanes));
-        StoreLanes(out + i, v, lanes);
+        if (a.tiles) {
+          StorePartial(a.tiles + m / 16 * a.tile_stride + m % 16 * 32 + i, v, lanes);
+        } else {
+          StoreLanes(out + i, v, lanes);
+        }
       });
     }
   }

@@ -15,6 +15,8 @@ struct FinishArgs {
   Rows sums, factors, residual;  // null for no factors, no residual
   Numbers bias;                  // of all outputs
   Rows out;
+  Bfloat16* tiles = nullptr;     // in place of out: the first of two tiles of 16 rows, `tile_stride` numbers apart; width is 32
+  int64_t tile_stride = 0;
 };
 
 struct ProgramKernels {

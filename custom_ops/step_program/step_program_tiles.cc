@@ -88,7 +88,12 @@ void FinishSums(const void* context, int64_t first_row, int64_t num_rows, int64_
   a.first = first_output;
   if (f.factors) a.factors = {f.factors + first_row * kTaskOutputs, kTaskOutputs};
   if (s.other.data) a.residual = {s.other[first_row] + first_output, s.other.stride};
-  a.out = {s.out[first_row] + first_output, s.out.stride};
+  if (s.out_tiles) {
+    a.tiles = s.out_tiles + 2 * TileFloats(first_row, s.width) + first_output * 16;
+    a.tile_stride = s.width * 16;
+  } else {
+    a.out = {s.out[first_row] + first_output, s.out.stride};
+  }
   f.kernels.finish(a);
 }
 

@@ -62,7 +62,7 @@ def blocks(draw):
         num_heads=num_kv_heads * draw(st.integers(1, 5)),
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=draw(st.sampled_from([1, 31, 48, 100])),
+        intermediate_size=draw(st.sampled_from([1, 32, 48, 100])),
         dtype=bfloat16 if kind == "bf16" else f32,
         cache_dtype=draw(st.sampled_from([f32, f16, FLOAT8, kv_cache.INT8])),
         packing=None if kind == "bf16" else (kind, draw(st.sampled_from([32, 64, -1]))),
@@ -102,6 +102,14 @@ def test_a_block_is_one_program():
     # x loaded; rounded; q, k, v; heads; attention; rounded; out + x; rounded; gate * up; rounded; down + x; rounded; the
     # logits
     assert program.numbers[4] == 13
+
+
+@pytest.mark.parametrize("size, num_phases", [(50, 13), (64, 12)])
+def test_a_product_rounds_what_only_products_read(size, num_phases):
+    """If it is whole tiles: gate * up, which down reads."""
+    block = Block(num_positions=4, rotary_dim=10, packing=("int8", 32), intermediate_size=size)
+    (program,), _ = fused(block.build())
+    assert program.numbers[4] == num_phases
 
 
 def test_what_nobody_reads_is_not_computed():

@@ -21,7 +21,18 @@ import math
 
 import numpy as np
 
-from poptransformer.backends.xla.step_program import FUNCTIONS, MAX_ROWS, Matrix, Norm, RowCount, Slot, Step, StepProgram, View
+from poptransformer.backends.xla.step_program import (
+    FUNCTIONS,
+    MAX_ROWS,
+    TILE,
+    Matrix,
+    Norm,
+    RowCount,
+    Slot,
+    Step,
+    StepProgram,
+    View,
+)
 from poptransformer.float8 import FLOAT8
 from poptransformer.graph import Graph, Node, Value, bfloat16
 from poptransformer.kv_cache import INT8
@@ -232,7 +243,7 @@ class _Segment:
         self._rows, self._num_rows, self._uses, self._attentions = rows, rows.num_rows, uses, attentions
         self._nodes, self._made, self._steps, self._caches = [], set(), [], []
         self._known = {}  # Value -> View, _Norm or _Product
-        self._loaded, self._tables, self._prepared, self._tiles = {}, {}, {}, {}
+        self._loaded, self._tables, self._prepared, self._tiles, self._maker = {}, {}, {}, {}, {}
 
     # ---- which nodes
 
@@ -443,7 +454,10 @@ class _Segment:
     # ---- steps
 
     def _add(self, kind, width, reads, slot, write, value=None):
-        self._steps.append(Step(kind, width, tuple(reads), slot, write))
+        step = Step(kind, width, tuple(reads), slot, write)
+        self._steps.append(step)
+        if slot:
+            self._maker[slot] = step
         view = View(slot, 0, slot.width) if slot else None
         if value is not None:
             self._known[value] = view
@@ -501,8 +515,9 @@ class _Segment:
             program.write_matrix(product.matrix)
             program.write_matrix(product.multiply)
             program.write_view(residual)
-            program.write_ints(prepared)
-            program.write_slot(slot)
+            out = self._maker[slot].out
+            program.write_ints(prepared, out.form == "tiles")
+            program.write_slot(out)
 
         return self._add("product", slot.width, (x,) if residual is None else (x, residual), slot, write, value)
 
@@ -565,8 +580,19 @@ class _Segment:
                 view.slot.result = value
             else:
                 self._store(value, view)
+        self._round_at_once()
         program = StepProgram(self._rows, self._steps, outputs, self._caches, self._nodes)
         return [Node(STEP_PROGRAM, tuple(program.inputs), {"program": program}, tuple(program.outputs), self._nodes[0].scope)]
+
+    def _round_at_once(self):
+        """Let products round what they make, where all that reads it is a step that rounds."""
+        readers = collections.Counter(view.slot for step in self._steps for view in step.reads)
+        for (x, norm), tiles in self._tiles.items():
+            maker = self._maker[x.slot]
+            is_whole = x.width == x.slot.width and x.width % TILE == 0 and x.slot.result is None
+            if maker.kind == "product" and norm is None and is_whole and readers[x.slot] == 1:
+                self._steps.remove(self._maker[tiles.slot])
+                maker.out = tiles.slot
 
     def _is_loaded(self, slot):
         return any(view.slot is slot for view in self._loaded.values())

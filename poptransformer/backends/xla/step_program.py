@@ -18,7 +18,7 @@ KINDS = ("load", "store", "embed", "norm", "product", "rope", "attention", "map"
 FUNCTIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid", "add", "sub", "mul")  # Function
 NORMS = ("none", "rms_norm", "layer_norm")  # NormKind
 _ALIGN = 16  # floats: a cache line
-_TILE = 32  # rows, and numbers of a row, that tiles hold whole multiples of
+TILE = 32  # rows, and numbers of a row, that tiles hold whole multiples of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Slot:
     def num_floats(self, num_rows):
         """What it takes of the arena."""
         if self.form == "tiles":
-            return _round_up(num_rows, _TILE) * _round_up(self.width, _TILE) // 2
+            return _round_up(num_rows, TILE) * _round_up(self.width, TILE) // 2
         return _round_up(num_rows * self.stride, _ALIGN)
 
 
