@@ -68,8 +68,9 @@ def test_prefill_attends_in_tiles_where_products_are_rounded(precision, is_round
     with Session(DICT, random_weights=True, platform="cpu", custom_ops=True, precision=precision, max_length=20) as session:
         session.compile([5])
         library, graphs = session._engine._library, session.describe().graphs
-        isa = "tiles" if is_rounded and library.has_tiles else library.isa
-        assert described(graphs["prefill_16"])["attention"] == {f"kernel attention ({isa})": 2}
+        is_tiled = is_rounded and library.has_tiles
+        kernel = "kernel step_program (tiles)" if is_tiled else f"kernel attention ({library.isa})"
+        assert described(graphs["prefill_16"])["attention"] == {kernel: 2}
         assert list(described(graphs["decode"])["attention"])[0].endswith(f"({library.isa})")
 
 

@@ -115,7 +115,7 @@ with Session(sys.argv[1], max_length=128) as session:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_a_real_interrupt(pocket):
     command = [sys.executable, "-c", SIGNALLED, str(pocket)]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     timer = threading.Timer(100, process.kill)
     timer.start()
     try:
@@ -126,14 +126,14 @@ def test_a_real_interrupt(pocket):
             def send(is_sent=is_sent, delay_s=delay_s):
                 while not is_sent.wait(delay_s):
                     process.send_signal(signal.SIGINT)
-                    delay_s = 10  # again, as Python drops an interrupt that comes while it collects garbage
+                    delay_s = 30  # again, as Python drops an interrupt that comes while it collects garbage
 
             sender = threading.Thread(target=send)
             sender.start()
             line = process.stdout.readline()
             is_sent.set()
             sender.join()
-            assert line == f"{kind}\n"
+            assert line == f"{kind}\n", process.communicate()[1]
         assert process.wait(30) == 0
     finally:
         timer.cancel()

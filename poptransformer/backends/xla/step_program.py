@@ -128,11 +128,12 @@ class StepProgram:
       aliases: argument -> result that takes its memory (caches).
       numbers: the steps as the kernel reads them, int64.
       nodes: the nodes of the graph that it computes.
+      is_tiled: whether its products are made in tiles.
     """
 
     def __init__(self, rows: RowCount, steps, outputs, caches, nodes):
         """outputs: Values that slots or stores hold; caches: pairs (old, new)."""
-        self.nodes = nodes
+        self.nodes, self.is_tiled = nodes, rows.is_tiled
         self.outputs = [*outputs, *(new for _, new in caches)]
         self.inputs = []
         self._argument, self._result = {}, {value: i for i, value in enumerate(self.outputs)}
@@ -254,5 +255,5 @@ def lower_step_program(context, *arrays, program):
     """The kernel's call: a lowering like those in LOWERINGS, for the nodes that `fuse` makes."""
     from poptransformer.backends.xla import custom_ops
 
-    context.use_kernel("step_program")
+    context.use_kernel("step_program", isa=(lambda: "tiles") if program.is_tiled else None)
     return custom_ops.step_program(arrays, [value.spec for value in program.outputs], program.numbers, program.aliases)
