@@ -8,6 +8,7 @@
 //   Zero, Broadcast, Add, Sub, Mul, Div, Max, MultiplyAdd(a, b, c) = a * b + c, SelectLess(a, b, x, y) = a < b ? x : y
 //   Load, LoadPartial(pointer, n): n lanes, 0 <= n <= kLanes, others 0; Store, StorePartial
 //     memory holds float, Bfloat16 or Float16, registers float; storing rounds to nearest even
+//   Reciprocal(x) = 1 / x within two units in the last place, for numbers that are normal as is 1 / x
 //   ReduceAdd, ReduceMax; ReduceAddAll(v): lane i = sum of the lanes of v[i]
 //   Transpose(v): kLanes by kLanes, in place
 //   Exp
@@ -105,6 +106,10 @@ POPTRANSFORMER_INLINE Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 POPTRANSFORMER_INLINE Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 POPTRANSFORMER_INLINE Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 POPTRANSFORMER_INLINE Vec Div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+POPTRANSFORMER_INLINE Vec Reciprocal(Vec x) {
+  const Vec near = _mm512_rcp14_ps(x);
+  return _mm512_fmadd_ps(near, _mm512_fnmadd_ps(x, near, _mm512_set1_ps(1)), near);
+}
 POPTRANSFORMER_INLINE Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 POPTRANSFORMER_INLINE Vec MultiplyAdd(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 POPTRANSFORMER_INLINE Vec SelectLess(Vec a, Vec b, Vec x, Vec y) {
@@ -214,6 +219,7 @@ POPTRANSFORMER_INLINE Vec Add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 POPTRANSFORMER_INLINE Vec Sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 POPTRANSFORMER_INLINE Vec Mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 POPTRANSFORMER_INLINE Vec Div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+POPTRANSFORMER_INLINE Vec Reciprocal(Vec x) { return Div(_mm256_set1_ps(1), x); }
 POPTRANSFORMER_INLINE Vec Max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 POPTRANSFORMER_INLINE Vec MultiplyAdd(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 POPTRANSFORMER_INLINE Vec SelectLess(Vec a, Vec b, Vec x, Vec y) {
@@ -334,6 +340,7 @@ POPTRANSFORMER_INLINE Vec Add(Vec a, Vec b) { return a + b; }
 POPTRANSFORMER_INLINE Vec Sub(Vec a, Vec b) { return a - b; }
 POPTRANSFORMER_INLINE Vec Mul(Vec a, Vec b) { return a * b; }
 POPTRANSFORMER_INLINE Vec Div(Vec a, Vec b) { return a / b; }
+POPTRANSFORMER_INLINE Vec Reciprocal(Vec x) { return Broadcast(1) / x; }
 POPTRANSFORMER_INLINE Vec MultiplyAdd(Vec a, Vec b, Vec c) { return a * b + c; }
 POPTRANSFORMER_INLINE Vec SelectLess(Vec a, Vec b, Vec x, Vec y) {
   const IntVec mask = a < b;

@@ -86,7 +86,7 @@ void TileProduct(const TileProductArgs& a) {
       for (int64_t side = 0; side < num_blocks; ++side) {
         a.fill_panel(a.weights, block + side, panels + side * width * kPanelOutputs);
       }
-      amx::MultiplyPanels(rows, a.num_steps(), a.num_rows, a.out_features, block, num_blocks, panels, amx::StoreSums, &a, sums);
+      amx::MultiplyPanels(rows, a.num_steps(), a.num_rows, a.out_features, block, num_blocks, 1, panels, amx::StoreSums, &a, sums);
     }
   });
 }

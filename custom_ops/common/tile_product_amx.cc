@@ -81,50 +81,74 @@ void RoundRows(const void* x, DType dtype, int64_t stride, int64_t num_rows, int
   }
 }
 
+namespace {
+
+constexpr int64_t kSumsBytes = kRowBlock * sizeof(float);
+
+// Sums of 32 rows with the 32 outputs of two panels.
+POPTRANSFORMER_INLINE void MultiplyTwo(const Bfloat16* upper, int64_t num_steps, const Bfloat16* left, float* sums) {
+  const Bfloat16* const lower = upper + num_steps * kTileSize;
+  const Bfloat16* const right = left + num_steps * kTileSize;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t at = 0; at < num_steps * kTileSize; at += kTileSize) {
+    _tile_loadd(6, left + at, 64);
+    _tile_loadd(4, upper + at, 64);
+    _tile_loadd(5, lower + at, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(7, right + at, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, kSumsBytes);
+  _tile_stored(1, sums + 16, kSumsBytes);
+  _tile_stored(2, sums + 16 * kRowBlock, kSumsBytes);
+  _tile_stored(3, sums + 16 * kRowBlock + 16, kSumsBytes);
+}
+
+// With the 16 outputs of one.
+POPTRANSFORMER_INLINE void MultiplyOne(const Bfloat16* upper, int64_t num_steps, const Bfloat16* left, float* sums) {
+  const Bfloat16* const lower = upper + num_steps * kTileSize;
+  _tile_zero(0);
+  _tile_zero(2);
+  for (int64_t at = 0; at < num_steps * kTileSize; at += kTileSize) {
+    _tile_loadd(6, left + at, 64);
+    _tile_loadd(4, upper + at, 64);
+    _tile_loadd(5, lower + at, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+  }
+  _tile_stored(0, sums, kSumsBytes);
+  _tile_stored(2, sums + 16 * kRowBlock, kSumsBytes);
+}
+
+}  // namespace
+
 void MultiplyPanels(const Bfloat16* rows, int64_t num_steps, int64_t num_rows, int64_t out_features, int64_t block,
-                    int64_t num_blocks, const Bfloat16* panels, FinishSums finish, const void* context, float* sums) {
+                    int64_t num_blocks, int64_t num_matrices, const Bfloat16* panels, FinishSums finish, const void* context,
+                    float* sums) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
     config.row_bytes[tile] = 64;
     config.num_rows[tile] = 16;
   }
   _tile_loadconfig(&config);
-  const int64_t panel_size = num_steps * kTileSize;
-  constexpr int64_t kSumsBytes = kRowBlock * sizeof(float);
+  const int64_t output = block * kPanelOutputs, left = out_features - output, wide = num_blocks * kPanelOutputs;
   for (int64_t first = 0; first < num_rows; first += kRowBlock) {
     const Bfloat16* const upper = rows + first / kTileRows * num_steps * kTileSize;
-    const Bfloat16* const lower = upper + num_steps * kTileSize;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    if (num_blocks == 2) {
-      for (int64_t step = 0; step < num_steps; ++step) {
-        _tile_loadd(6, panels + step * kTileSize, 64);
-        _tile_loadd(4, upper + step * kTileSize, 64);
-        _tile_loadd(5, lower + step * kTileSize, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, panels + panel_size + step * kTileSize, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    } else {
-      for (int64_t step = 0; step < num_steps; ++step) {
-        _tile_loadd(6, panels + step * kTileSize, 64);
-        _tile_loadd(4, upper + step * kTileSize, 64);
-        _tile_loadd(5, lower + step * kTileSize, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
+    for (int64_t i = 0; i < num_matrices; ++i) {
+      const Bfloat16* const own = panels + i * num_blocks * num_steps * kTileSize;
+      float* const own_sums = sums + i * kRowBlock * kRowBlock;
+      if (num_blocks == 2) {
+        MultiplyTwo(upper, num_steps, own, own_sums);
+      } else {
+        MultiplyOne(upper, num_steps, own, own_sums);
       }
     }
-    _tile_stored(0, sums, kSumsBytes);
-    _tile_stored(1, sums + 16, kSumsBytes);
-    _tile_stored(2, sums + 16 * kRowBlock, kSumsBytes);
-    _tile_stored(3, sums + 16 * kRowBlock + 16, kSumsBytes);
-    const int64_t o = block * kPanelOutputs, left = out_features - o;
-    const int64_t wide = num_blocks * kPanelOutputs;
-    finish(context, first, num_rows - first < kRowBlock ? num_rows - first : kRowBlock, o, left < wide ? left : wide, sums);
+    finish(context, first, num_rows - first < kRowBlock ? num_rows - first : kRowBlock, output, left < wide ? left : wide, sums);
   }
   _tile_release();
 }

@@ -11,7 +11,8 @@ namespace amx {
 
 constexpr int64_t kRowBlock = 32;  // rows of x that are multiplied together
 
-// Takes sums [32, 32], of rows first_row .. and outputs first_output ..; those beyond num_rows and num_outputs say nothing.
+// Takes sums [32, 32] of each matrix, of rows first_row .. and outputs first_output ..; those beyond num_rows and num_outputs
+// say nothing.
 using FinishSums = void (*)(const void* context, int64_t first_row, int64_t num_rows, int64_t first_output, int64_t num_outputs,
                             const float* sums);
 
@@ -20,10 +21,12 @@ using FinishSums = void (*)(const void* context, int64_t first_row, int64_t num_
 void RoundRows(const void* x, DType dtype, int64_t stride, int64_t num_rows, int64_t in_features, Bfloat16* rows, int64_t begin,
                int64_t end);
 
-// Outputs 16 * block .. of out_features, one or two blocks of 16, from their panels and all rounded rows, of which there are
-// whole blocks of 32. `sums` has room for 32 * 32 floats.
+// Outputs 16 * block .. of out_features, one or two blocks of 16, of num_matrices weights of one size, from all rounded rows, of
+// which there are whole blocks of 32. `panels` are those of the first matrix, then of the next; `sums` has room for 32 * 32 floats
+// for each matrix.
 void MultiplyPanels(const Bfloat16* rows, int64_t num_steps, int64_t num_rows, int64_t out_features, int64_t block,
-                    int64_t num_blocks, const Bfloat16* panels, FinishSums finish, const void* context, float* sums);
+                    int64_t num_blocks, int64_t num_matrices, const Bfloat16* panels, FinishSums finish, const void* context,
+                    float* sums);
 
 // FinishSums of TileProduct, whose arguments are the context: adds the bias, stores as out_dtype.
 void StoreSums(const void* context, int64_t first_row, int64_t num_rows, int64_t first_output, int64_t num_outputs,

@@ -193,7 +193,7 @@ class Run {
     if (s.kind == StepKind::kRound) {
       work_floats_ = std::max(work_floats_, kRowsPerTask * s.width);
     } else if (s.kind == StepKind::kProduct && program_.is_tiled) {
-      work_floats_ = std::max(work_floats_, TileScratchFloats(s, num_rows_));
+      work_floats_ = std::max(work_floats_, TileScratchFloats(s));
     } else if (s.kind == StepKind::kAttention && program_.num_positions > 1) {
       work_floats_ = std::max(work_floats_, MakePrefillPlan(PromptArgs(program_, s)).scratch_floats);
     } else if (s.kind == StepKind::kProduct) {
@@ -289,7 +289,7 @@ class Run {
     }
     if (!program_.is_tiled) return s.kind == StepKind::kProduct ? Product(s, cut, task, member, scratch) : RunRow(s, task);
     if (s.kind == StepKind::kProduct) {
-      return ForRun(NumTileTasks(s), cut, task, [&](int64_t i) { MultiplyTiles(s, kernels_.rows, num_rows_, i, scratch); });
+      return ForRun(NumTileTasks(s), cut, task, [&](int64_t i) { MultiplyTiles(s, num_rows_, i, scratch); });
     }
     ForRun(CeilDivide(num_rows_, kRowsPerTask), cut, task, [&](int64_t block) {
       if (s.kind == StepKind::kRound) return RoundBlock(s, kernels_.rows, num_rows_, block, scratch);

@@ -4,42 +4,11 @@
 
 #include "common/simd.h"
 #include "packed_linear/packed_linear.h"
+#include "step_program/row_functions.h"
 
 namespace poptransformer {
 namespace POPTRANSFORMER_ISA_NAMESPACE {
 namespace {
-
-// Calls body(i, lanes) for vectors of n elements: lanes is kLanes but for a last, shorter one.
-template <typename Body>
-POPTRANSFORMER_INLINE void ForVectors(int64_t n, const Body& body) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
-  if (i < n) body(i, static_cast<int>(n - i));
-}
-
-template <typename T>
-POPTRANSFORMER_INLINE Vec LoadLanes(const T* p, int lanes) {
-  return lanes == kLanes ? Load(p) : LoadPartial(p, lanes);
-}
-POPTRANSFORMER_INLINE void StoreLanes(float* p, Vec v, int lanes) {
-  if (lanes == kLanes) {
-    Store(p, v);
-  } else {
-    StorePartial(p, v, lanes);
-  }
-}
-
-POPTRANSFORMER_INLINE Vec LoadNumbers(const Numbers& a, int64_t i, int lanes) {
-  switch (a.dtype) {
-    case DType::kFloat32:
-      return LoadLanes(static_cast<const float*>(a.data) + i, lanes);
-    case DType::kBfloat16:
-      return LoadLanes(static_cast<const Bfloat16*>(a.data) + i, lanes);
-    case DType::kFloat16:
-      break;
-  }
-  return LoadLanes(static_cast<const Float16*>(a.data) + i, lanes);
-}
 
 void Widen(const Numbers& numbers, int64_t first, int64_t n, float* out) {
   ForVectors(n, [&](int64_t i, int lanes) { StoreLanes(out + i, LoadNumbers(numbers, first + i, lanes), lanes); });
@@ -106,107 +75,7 @@ void UnpackRow(const Matrix& w, int64_t row, float* out) {
   }
 }
 
-// ---- Functions --------------------------------------------------------------------------------------------------------
-
-POPTRANSFORMER_INLINE Vec Sigmoid(Vec x) {
-  const Vec e = Exp(Sub(Zero(), Max(x, Sub(Zero(), x))));  // of -|x|: no overflow, and a NaN stays one
-  const Vec denominator = Add(Broadcast(1), e);
-  return Div(SelectLess(x, Zero(), e, Broadcast(1)), denominator);
-}
-
-// Abramowitz and Stegun 7.1.26: off by at most 1.5e-7.
-POPTRANSFORMER_INLINE Vec Erf(Vec x) {
-  const Vec a = Max(x, Sub(Zero(), x));
-  const Vec t = Div(Broadcast(1), MultiplyAdd(a, Broadcast(0.3275911f), Broadcast(1)));
-  Vec p = MultiplyAdd(t, Broadcast(1.061405429f), Broadcast(-1.453152027f));
-  p = MultiplyAdd(p, t, Broadcast(1.421413741f));
-  p = MultiplyAdd(p, t, Broadcast(-0.284496736f));
-  p = MultiplyAdd(p, t, Broadcast(0.254829592f));
-  const Vec y = Sub(Broadcast(1), Mul(Mul(p, t), Exp(Sub(Zero(), Mul(a, a)))));
-  return SelectLess(x, Zero(), Sub(Zero(), y), y);
-}
-
-template <Function kFunction>
-POPTRANSFORMER_INLINE Vec Apply(Vec x, Vec y) {
-  switch (kFunction) {
-    case Function::kNone:
-      return x;
-    case Function::kSilu:
-      return Mul(x, Sigmoid(x));
-    case Function::kGelu:
-      return Mul(Mul(x, Broadcast(0.5f)), Add(Broadcast(1), Erf(Mul(x, Broadcast(0.70710678f)))));
-    case Function::kGeluTanh: {
-      const Vec cubic = MultiplyAdd(Mul(Mul(x, x), x), Broadcast(0.044715f), x);
-      return Mul(x, Sigmoid(Mul(cubic, Broadcast(1.5957691f))));  // 2 sqrt(2 / pi); 1 + tanh(u) = 2 sigmoid(2 u)
-    }
-    case Function::kRelu:
-      return Max(Zero(), x);  // a NaN stays one
-    case Function::kTanh:
-      return Sub(Mul(Broadcast(2), Sigmoid(Mul(Broadcast(2), x))), Broadcast(1));
-    case Function::kSigmoid:
-      return Sigmoid(x);
-    case Function::kAdd:
-      return Add(x, y);
-    case Function::kSub:
-      return Sub(x, y);
-    case Function::kMul:
-      return Mul(x, y);
-  }
-  return x;
-}
-
-// Calls body with the function as a compile-time constant.
-template <template <Function> class Body, typename... Arguments>
-POPTRANSFORMER_INLINE void WithFunction(Function function, const Arguments&... arguments) {
-  switch (function) {
-    case Function::kNone:
-      return Body<Function::kNone>::Run(arguments...);
-    case Function::kSilu:
-      return Body<Function::kSilu>::Run(arguments...);
-    case Function::kGelu:
-      return Body<Function::kGelu>::Run(arguments...);
-    case Function::kGeluTanh:
-      return Body<Function::kGeluTanh>::Run(arguments...);
-    case Function::kRelu:
-      return Body<Function::kRelu>::Run(arguments...);
-    case Function::kTanh:
-      return Body<Function::kTanh>::Run(arguments...);
-    case Function::kSigmoid:
-      return Body<Function::kSigmoid>::Run(arguments...);
-    case Function::kAdd:
-      return Body<Function::kAdd>::Run(arguments...);
-    case Function::kSub:
-      return Body<Function::kSub>::Run(arguments...);
-    case Function::kMul:
-      return Body<Function::kMul>::Run(arguments...);
-  }
-}
-
-template <Function kFunction>
-struct FinishRows {
-  static void Run(const FinishArgs& a) {
-    for (int64_t m = 0; m < a.num_rows; ++m) {
-      const float* const sums = a.sums.data + m * a.sums.stride;
-      const float* const factors = a.factors.data + m * a.factors.stride;
-      const float* const residual = a.residual.data + m * a.residual.stride;
-      float* const out = a.out.data + m * a.out.stride;
-      ForVectors(a.width, [&](int64_t i, int lanes) {
-        Vec v = LoadLanes(sums + i, lanes);
-        if (a.bias.data) v = Add(v, LoadNumbers(a.bias, a.first + i, lanes));
-        v = Apply<kFunction>(v, v);
-        if (a.factors.data) v = Mul(v, LoadLanes(factors + i, lanes));
-        if (a.residual.data) v = Add(v, LoadLanes(residual + i, lanes));
-        if (a.tiles) {
-          StorePartial(a.tiles + m / 16 * a.tile_stride + m % 16 * 32 + i, v, lanes);
-        } else {
-          StoreLanes(out + i, v, lanes);
-        }
-      });
-    }
-  }
-};
-
-void Finish(const FinishArgs& args) { WithFunction<FinishRows>(args.function, args); }
+void Finish(const FinishArgs& args) { FinishProduct<false>(args); }
 
 template <Function kFunction>
 struct MapRow {

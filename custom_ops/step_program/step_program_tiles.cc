@@ -10,6 +10,7 @@
 #include "linear/linear_amx.h"
 #include "packed_linear/packed_linear.h"
 #include "packed_linear/packed_linear_amx.h"
+#include "step_program/step_program_amx.h"
 #endif
 
 namespace poptransformer {
@@ -55,38 +56,25 @@ void FillPanels(const Matrix& w, int64_t first_block, int64_t num_blocks, Bfloat
   }
 }
 
-// Where the sums of a task go.
-struct Finisher {
-  const Step& step;
-  const ProgramKernels& kernels;
-  float* factors;  // of a gated product, [M, 32]: sums of `multiply`, null for none
-};
-
-void KeepFactors(const void* context, int64_t first_row, int64_t num_rows, int64_t first_output, int64_t num_outputs,
-                 const float* sums) {
-  const Finisher& f = *static_cast<const Finisher*>(context);
-  FinishArgs a;
-  a.num_rows = num_rows;
-  a.width = num_outputs;
-  a.sums = {const_cast<float*>(sums), amx::kRowBlock};
-  a.bias = f.step.multiply.bias;
-  a.first = first_output;
-  a.out = {f.factors + first_row * kTaskOutputs, kTaskOutputs};
-  f.kernels.finish(a);
-}
-
 void FinishSums(const void* context, int64_t first_row, int64_t num_rows, int64_t first_output, int64_t num_outputs,
                 const float* sums) {
-  const Finisher& f = *static_cast<const Finisher*>(context);
-  const Step& s = f.step;
+  const Step& s = *static_cast<const Step*>(context);
   FinishArgs a;
-  a.function = s.function;
   a.num_rows = num_rows;
   a.width = num_outputs;
-  a.sums = {const_cast<float*>(sums), amx::kRowBlock};
-  a.bias = s.matrix.bias;
   a.first = first_output;
-  if (f.factors) a.factors = {f.factors + first_row * kTaskOutputs, kTaskOutputs};
+  const Rows factors{const_cast<float*>(sums) + kSums, kTaskOutputs};
+  if (s.multiply.data) {
+    if (s.multiply.bias.data) {
+      a.sums = a.out = factors;
+      a.bias = s.multiply.bias;
+      amx::Finish(a);
+    }
+    a.factors = factors;
+  }
+  a.function = s.function;
+  a.sums = {const_cast<float*>(sums), kTaskOutputs};
+  a.bias = s.matrix.bias;
   if (s.other.data) a.residual = {s.other[first_row] + first_output, s.other.stride};
   if (s.out_tiles) {
     a.tiles = s.out_tiles + 2 * TileFloats(first_row, s.width) + first_output * 16;
@@ -94,7 +82,7 @@ void FinishSums(const void* context, int64_t first_row, int64_t num_rows, int64_
   } else {
     a.out = {s.out[first_row] + first_output, s.out.stride};
   }
-  f.kernels.finish(a);
+  amx::Finish(a);
 }
 
 }  // namespace
@@ -109,29 +97,24 @@ void RoundBlock(const Step& s, const ProgramKernels& kernels, int64_t num_rows, 
   amx::RoundRows(x.data, DType::kFloat32, x.stride, count, s.width, s.tiles + 2 * TileFloats(first, s.width), 0, kRowsPerTask);
 }
 
-int64_t TileScratchFloats(const Step& s, int64_t num_rows) {
-  return kSums + 2 * PanelFloats(s.matrix) + (s.multiply.data ? num_rows * kTaskOutputs : 0);
-}
+int64_t TileScratchFloats(const Step& s) { return (s.multiply.data ? 2 : 1) * (kSums + 2 * PanelFloats(s.matrix)); }
 
-void MultiplyTiles(const Step& s, const ProgramKernels& kernels, int64_t num_rows, int64_t task, float* scratch) {
+void MultiplyTiles(const Step& s, int64_t num_rows, int64_t task, float* scratch) {
+  const int64_t num_matrices = s.multiply.data ? 2 : 1;
   float* const sums = scratch;
-  Bfloat16* const panels = reinterpret_cast<Bfloat16*>(sums + kSums);
-  Finisher finisher{s, kernels, s.multiply.data ? sums + kSums + 2 * PanelFloats(s.matrix) : nullptr};
+  Bfloat16* const panels = reinterpret_cast<Bfloat16*>(sums + num_matrices * kSums);
   const int64_t block = 2 * task, num_steps = CeilDivide(s.matrix.in_features, kTileInputs);
   const int64_t num_blocks = (block + 1) * kPanelOutputs < s.width ? 2 : 1;
-  if (s.multiply.data) {
-    FillPanels(s.multiply, block, num_blocks, panels);
-    amx::MultiplyPanels(s.tiles, num_steps, num_rows, s.width, block, num_blocks, panels, KeepFactors, &finisher, sums);
-  }
   FillPanels(s.matrix, block, num_blocks, panels);
-  amx::MultiplyPanels(s.tiles, num_steps, num_rows, s.width, block, num_blocks, panels, FinishSums, &finisher, sums);
+  if (s.multiply.data) FillPanels(s.multiply, block, num_blocks, panels + 2 * num_blocks * PanelFloats(s.matrix));
+  amx::MultiplyPanels(s.tiles, num_steps, num_rows, s.width, block, num_blocks, num_matrices, panels, FinishSums, &s, sums);
 }
 
 #else
 
 void RoundBlock(const Step&, const ProgramKernels&, int64_t, int64_t, float*) { std::abort(); }
-int64_t TileScratchFloats(const Step&, int64_t) { std::abort(); }
-void MultiplyTiles(const Step&, const ProgramKernels&, int64_t, int64_t, float*) { std::abort(); }
+int64_t TileScratchFloats(const Step&) { std::abort(); }
+void MultiplyTiles(const Step&, int64_t, int64_t, float*) { std::abort(); }
 
 #endif
 

@@ -19,8 +19,8 @@ void RoundBlock(const Step& step, const ProgramKernels& kernels, int64_t num_row
 
 // A `product` step in tasks of 32 outputs.
 int64_t NumTileTasks(const Step& step);
-int64_t TileScratchFloats(const Step& step, int64_t num_rows);
-void MultiplyTiles(const Step& step, const ProgramKernels& kernels, int64_t num_rows, int64_t task, float* scratch);
+int64_t TileScratchFloats(const Step& step);
+void MultiplyTiles(const Step& step, int64_t num_rows, int64_t task, float* scratch);
 
 }  // namespace poptransformer
 

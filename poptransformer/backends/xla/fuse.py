@@ -243,7 +243,7 @@ class _Segment:
         self._rows, self._num_rows, self._uses, self._attentions = rows, rows.num_rows, uses, attentions
         self._nodes, self._made, self._steps, self._caches = [], set(), [], []
         self._known = {}  # Value -> View, _Norm or _Product
-        self._loaded, self._tables, self._prepared, self._tiles, self._maker = {}, {}, {}, {}, {}
+        self._loaded, self._tables, self._prepared, self._tiles, self._turned, self._maker = {}, {}, {}, {}, {}, {}
 
     # ---- which nodes
 
@@ -437,10 +437,11 @@ class _Segment:
         x = self._view(head.value)
         table, half, interleaved = self._turning(head.rope)
         slot = Slot(x.width, "dense")
+        self._turned[slot] = head.norm is not None or half > 0
 
         def write(program):
             program.write_ints(half, interleaved, head_dim)
-            program.write_view(x)
+            program.write_view(self._maker[slot].reads[0])
             program.write_norm(head.norm)
             program.write_view(table)
             program.write_slot(slot)
@@ -519,7 +520,10 @@ class _Segment:
             program.write_ints(prepared, out.form == "tiles")
             program.write_slot(out)
 
-        return self._add("product", slot.width, (x,) if residual is None else (x, residual), slot, write, value)
+        reads = (x,) if residual is None else (x, residual)
+        view = self._add("product", slot.width, reads, slot, write, value)
+        self._maker[slot].residual = residual
+        return view
 
     def _rounded(self, x, norm):
         """x, normed if asked for, in tiles; for all products that multiply it."""
@@ -580,19 +584,35 @@ class _Segment:
                 view.slot.result = value
             else:
                 self._store(value, view)
-        self._round_at_once()
+        self._save_copies()
         program = StepProgram(self._rows, self._steps, outputs, self._caches, self._nodes)
         return [Node(STEP_PROGRAM, tuple(program.inputs), {"program": program}, tuple(program.outputs), self._nodes[0].scope)]
 
-    def _round_at_once(self):
-        """Let products round what they make, where all that reads it is a step that rounds."""
+    def _save_copies(self):
+        """Let products write to where the only step that reads their result would put it: rounded, or as heads.
+
+        Heads are then normed and turned in place. What is a copy and nothing else is no step any more.
+        """
         readers = collections.Counter(view.slot for step in self._steps for view in step.reads)
-        for (x, norm), tiles in self._tiles.items():
+
+        def writes_to(x, slot):
             maker = self._maker[x.slot]
-            is_whole = x.width == x.slot.width and x.width % TILE == 0 and x.slot.result is None
-            if maker.kind == "product" and norm is None and is_whole and readers[x.slot] == 1:
+            if maker.kind != "product" or x.width != x.slot.width or x.slot.result is not None or readers[x.slot] > 1:
+                return False
+            maker.out = slot
+            return True
+
+        for (x, norm), tiles in self._tiles.items():
+            if norm is None and x.width % TILE == 0 and writes_to(x, tiles.slot):
                 self._steps.remove(self._maker[tiles.slot])
-                maker.out = tiles.slot
+        for slot, is_turned in self._turned.items():
+            step = self._maker[slot]
+            if not writes_to(step.reads[0], slot):
+                continue
+            if is_turned:
+                step.reads = (View(slot, 0, slot.width), *step.reads[1:])
+            else:
+                self._steps.remove(step)
 
     def _is_loaded(self, slot):
         return any(view.slot is slot for view in self._loaded.values())

@@ -109,6 +109,7 @@ class Step:
     Attributes:
       reads: views that must be there before.
       write: (writer) -> None, writes what stands after kind and width.
+      residual: of the views that it reads, what a product adds.
     """
 
     kind: str
@@ -116,6 +117,7 @@ class Step:
     reads: tuple[View, ...]
     out: Slot | None
     write: object
+    residual: View | None = None
     phase: int = -1
 
 
@@ -239,16 +241,30 @@ def _places(phases, num_rows):
             free.setdefault(slot.num_floats(num_rows), []).append(places[slot])
         for step in phase:
             slot = step.out
-            if slot is None or slot.result is not None:
+            if slot is None or slot.result is not None or slot in places:
                 continue
             num_floats = slot.num_floats(num_rows)
             same_size = free.get(num_floats)
-            if same_size:
+            summand = _last_summand(step, phase, number, last_read)
+            if summand in live:  # the sum takes its place, number by number
+                live.remove(summand)
+                places[slot] = places[summand]
+            elif same_size:
                 places[slot] = same_size.pop()
             else:
                 places[slot], size = size, size + num_floats
             live.append(slot)
     return places, size
+
+
+def _last_summand(step, phase, number, last_read):
+    """The slot that a product adds to its sums, if nothing else reads it any more; None otherwise."""
+    if step.kind != "product" or step.residual is None:
+        return None
+    slot, out = step.residual.slot, step.out
+    is_alike = (slot.form, slot.width, step.residual.width) == (out.form, out.width, out.width)
+    num_readers = sum(view.slot is slot for one in phase for view in one.reads)
+    return slot if is_alike and last_read[slot] == number and num_readers == 1 else None
 
 
 def lower_step_program(context, *arrays, program):
