@@ -119,17 +119,20 @@ POPTRANSFORMER_INLINE void WithFunction(Function function, const Arguments&... a
 constexpr int kBias = 1, kFactors = 2, kResidual = 4, kTiles = 8;
 
 template <Function kFunction, int kParts>
-POPTRANSFORMER_INLINE void FinishAll(const FinishArgs& args) {
-  const FinishArgs a = args;  // of which the compiler knows that no store changes it
-  for (int64_t m = 0; m < a.num_rows; ++m) {
+POPTRANSFORMER_INLINE void FinishAll(const FinishArgs& a) {
+  // Of locals the compiler knows that no store changes them.
+  const int64_t num_rows = a.num_rows, width = a.width, first = a.first, tile_stride = a.tile_stride;
+  const Numbers bias = a.bias;
+  Bfloat16* const tiles = a.tiles;
+  for (int64_t m = 0; m < num_rows; ++m) {
     const float* const sums = a.sums.data + m * a.sums.stride;
     const float* const factors = a.factors.data + m * a.factors.stride;
     const float* const residual = a.residual.data + m * a.residual.stride;
     float* const out = a.out.data + m * a.out.stride;
-    Bfloat16* const tile = a.tiles + m / 16 * a.tile_stride + m % 16 * 32;
-    ForVectors(a.width, [&](int64_t i, int lanes) {
+    Bfloat16* const tile = tiles + m / 16 * tile_stride + m % 16 * 32;
+    ForVectors(width, [&](int64_t i, int lanes) {
       Vec v = LoadLanes(sums + i, lanes);
-      if (kParts & kBias) v = Add(v, LoadNumbers(a.bias, a.first + i, lanes));
+      if (kParts & kBias) v = Add(v, LoadNumbers(bias, first + i, lanes));
       v = Apply<kFunction>(v, v);
       if (kParts & kFactors) v = Mul(v, LoadLanes(factors + i, lanes));
       if (kParts & kResidual) v = Add(v, LoadLanes(residual + i, lanes));
