@@ -1,63 +1,68 @@
-"""linear and packed_linear: y = x W^T for a few rows of x (bound by reading W) or many (bound by products)."""
+"""linear and packed_linear: y = x W^T for a few rows of x (bound by reading W) or many (bound by products).
+
+As the engine runs them: a graph that is a chain of products, which up to 8 rows is one step program.
+"""
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.ops.case import Case
-from poptransformer.backends.xla import linear as plain_linear
-from poptransformer.backends.xla import packed_linear as plain_packed
-from poptransformer.backends.xla.huge_pages import HugePages
-from poptransformer.backends.xla.lowering import Context
+from poptransformer import ops
+from poptransformer.backends.xla.engine import XlaEngine
+from poptransformer.graph import Graph, Parameter, bfloat16
 from poptransformer.packing import BITS, Packing
 from poptransformer.precision import precision
 
-DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+DTYPES = {"fp32": np.dtype(np.float32), "bf16": bfloat16, "fp16": np.dtype(np.float16)}
 FORMATS = (*DTYPES, *BITS)
 SIZES = ("4096x4096", "4096x11008", "576x1536")
 PEAKS = {"int8": ("fp32", "int8", "bf16 tiles"), "int4": ("fp32", "int8", "bf16 tiles"), "bf16": ("fp32", "bf16", "bf16 tiles")}
 
 
 def case(library, size, kind, rows, working_set):
-    """A Case of one matrix size "INxOUT".
-
-    Every product waits for the one before, as in a model: x of the next is x plus nothing much of this one's result.
-    """
+    """A Case of one matrix size "INxOUT", and back: every second weight is OUTxIN, so that products wait for the one before."""
     size_in, size_out = map(int, size.split("x"))
-    if kind in BITS:
-        packing = Packing(*precision(kind).packing, size_out, size_in)
-        num_bytes, dtype = int(np.prod(packing.shape)), jnp.float32
-    else:
-        packing, dtype = None, DTYPES[kind]
-        num_bytes = size_in * size_out * jnp.dtype(dtype).itemsize
-    count = max(2, -(-working_set // num_bytes))
-    x = jax.random.normal(jax.random.key(0), (rows, size_in), dtype)
-    if packing:
-        weights = (packing.draw(i) for i in range(count))
-    else:
-        weights = (jax.random.normal(jax.random.key(i), (size_out, size_in), dtype) * 0.02 for i in range(count))
-    huge_pages, device = HugePages(), jax.local_devices()[0]  # where the engine has weights
-    weights = [huge_pages.place(weight, device) for weight in weights]
+    dtype = DTYPES.get(kind, np.dtype(np.float32))
+    shapes = [(size_out, size_in), (size_in, size_out)]
+    packings = [Packing(*precision(kind).packing, *shape) if kind in BITS else None for shape in shapes]
+    pair_bytes = sum(int(np.prod(packing.shape)) if packing else size_in * size_out * dtype.itemsize for packing in packings)
+    num_bytes, count = pair_bytes // 2, 2 * max(1, -(-working_set // pair_bytes))
 
-    def program(ops):
-        context = Context("cpu", frozenset(ops), library.isa)
-
-        def run(x, weights):
-            for weight in weights:
-                if packing:
-                    y = plain_packed.packed_linear(context, x, weight, None, packing, x.dtype)
-                else:
-                    y = plain_linear.linear(context, x, weight, None, x.dtype)
-                x = x + y[:, :1] * jnp.asarray(1e-30, x.dtype)
-            return x
-
-        compiled = jax.jit(run)
-        return lambda: compiled(x, weights).block_until_ready()
-
-    op = "packed_linear" if packing else "linear"
+    graph = Graph("chain")
+    x = graph.input("x", (rows, size_in), dtype)
+    for i in range(count):
+        x = _product(graph, x, f"weight_{i}", shapes[i % 2], packings[i % 2], dtype, i)
+    graph.output("y", x)
+    op = "packed_linear" if kind in BITS else "linear"
     return Case(
-        f"{op} {kind}, {size_in} to {size_out}, {rows} rows", program([op]), program([]), count, num_bytes,
+        f"{op} {kind}, {size_in} to {size_out}, {rows} rows", _runner(graph, True), _runner(graph, False), count, num_bytes,
         2 * rows * size_in * size_out, PEAKS.get(kind, ("fp32",)),
     )  # fmt: skip
+
+
+def _product(graph, x, name, shape, packing, dtype, seed):
+    if packing:
+        parameter = Parameter(name, packing.shape, np.dtype(np.uint8), packing=packing)
+        parameter.load = lambda rank=0: packing.draw(seed)
+        return ops.packed_linear(x, graph.parameter(parameter), packing)
+    parameter = Parameter(name, shape, dtype)
+    deviation = np.float32(shape[1] ** -0.5)  # so that numbers neither grow nor vanish along the chain
+    parameter.load = lambda rank=0: (np.random.default_rng(seed).standard_normal(shape, np.float32) * deviation).astype(dtype)
+    return ops.linear(x, graph.parameter(parameter))
+
+
+def _runner(graph, custom_ops):
+    """Runs the graph and waits; its engine is made, and its weights are drawn, at the first call."""
+    engines = []
+    x = np.random.default_rng(0).standard_normal(next(iter(graph.inputs.values())).shape)
+
+    def run():
+        if not engines:
+            engine = XlaEngine("cpu", custom_ops, "", 1, 1)
+            engine.load([parameter for parameter, _ in graph.parameters.values()])
+            engine.compile("chain", graph)
+            engines.append(engine)
+        engines[0].run("chain", {"x": x.astype(graph.inputs["x"].dtype)})
+
+    return run
