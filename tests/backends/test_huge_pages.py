@@ -2,6 +2,8 @@
 
 import gc
 import mmap
+import pathlib
+import re
 import weakref
 
 import jax
@@ -57,3 +59,15 @@ def test_a_system_without_them(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     there = huge_pages.HugePages().place(normal((2, 3)), jax.devices("cpu")[0])
     np.testing.assert_array_equal(np.asarray(there), normal((2, 3)))
+
+
+def test_the_system_is_asked_for_huge_pages():
+    """Of private memory: of shared memory it gives none, unless it is set up to."""
+    begin = address(huge_pages.HugePages().place(normal((300_000,)), jax.devices("cpu")[0]))
+    smaps = pathlib.Path("/proc/self/smaps").read_text(encoding="utf-8")
+    areas = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) (\S+).*?^VmFlags: (.*?)$", smaps, re.M | re.S)
+    if not areas:
+        pytest.skip("this kernel does not tell what was asked of it")
+    ((permissions, flags),) = [area[2:] for area in areas if int(area[0], 16) <= begin < int(area[1], 16)]
+    assert permissions == "rw-p"
+    assert "hg" in flags.split()

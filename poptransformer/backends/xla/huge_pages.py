@@ -48,7 +48,8 @@ class HugePages:
 
 def _chunk(num_bytes):
     """Zeros that begin with a huge page, if the system has some."""
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
+    # Private: shared memory, which is mmap's default, gets huge pages only where the system is set up for it.
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
