@@ -222,10 +222,8 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
   const int64_t over_scales = a.block_bytes - a.code_bytes();
   int64_t u = 0;
   for (int64_t g = 0; g < num_groups; ++g) {
-    if (kRows == 1) {
-      __builtin_prefetch(reinterpret_cast<const uint8_t*>(scales) + a.block_bytes);
-      if (kBits == 4) __builtin_prefetch(reinterpret_cast<const uint8_t*>(minimums) + a.block_bytes);
-    }
+    __builtin_prefetch(reinterpret_cast<const uint8_t*>(scales) + a.block_bytes);
+    if (kBits == 4) __builtin_prefetch(reinterpret_cast<const uint8_t*>(minimums) + a.block_bytes);
     Vec scale[kParts];
     POPTRANSFORMER_UNROLL
     for (int p = 0; p < kParts; ++p) scale[p] = Load(scales + p * kLanes);
@@ -247,7 +245,7 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
       const uint8_t* const ahead = codes + kAheadBytes + (codes >= last_ahead ? over_scales : 0);
       POPTRANSFORMER_UNROLL
       for (int q = 0; q < kQuads * kBits / 8; ++q) {
-        if (kRows == 1) __builtin_prefetch(ahead + q * 64, 0, 2);
+        __builtin_prefetch(ahead + q * 64, 0, 2);
         w[q] = LoadCodes(codes + q * 64);
         if (kBits == 4) {
           w[q + 4] = HighHalves(w[q]);
@@ -281,11 +279,11 @@ void Block(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_r
   }
 }
 
-// Rows first_row .. num_rows of x, kRows at a time, then fewer.
+// Rows first_row .. num_rows of x, kRows at a time, then those left at once: two passes would load and unpack the codes twice.
 template <int kBits, int kRows>
 void Rows(const PackedLinearArgs& a, const QuantizedRows& rows, int64_t first_row, int64_t block) {
   for (; first_row + kRows <= a.num_rows; first_row += kRows) Block<kBits, kRows>(a, rows, first_row, block);
-  if constexpr (kRows > 1) Rows<kBits, kRows / 2>(a, rows, first_row, block);
+  if constexpr (kRows > 1) Rows<kBits, kRows - 1>(a, rows, first_row, block);
 }
 
 template <int kBits>
